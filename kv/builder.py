@@ -1,0 +1,58 @@
+"""From a config and a model to caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kv.chunkkv import ChunkKVCache
+from kv.config import KVCacheConfig
+from kv.group import CacheGroup, Evicted
+
+
+class KVCacheBuilder:
+    """Builds the caches a config asks for, one a layer."""
+
+    @staticmethod
+    def for_model(
+        model: Any, config: KVCacheConfig, *, on_evict: Callable[[Evicted], None] | None = None
+    ) -> list[ChunkKVCache]:
+        """Fresh caches for one stream through an mlx-lm model.
+
+        model: an mlx-lm model; `model.layers` gives the number of caches.
+        on_evict: called with each unit that leaves.
+
+        Raises ValueError if `config.head_dim` is not the model's, or a layer has no plain full attention.
+        """
+        _check_model(model, config)
+        count = len(model.layers)
+        shared = CacheGroup(config.options, on_evict=on_evict)
+        return [
+            ChunkKVCache(
+                config.options,
+                shared if config.options.scope == "model" else CacheGroup(config.options, on_evict=on_evict),
+                config.head_dim,
+            )
+            for _ in range(count)
+        ]
+
+    @staticmethod
+    def factory(model: Any, config: KVCacheConfig) -> Callable[..., list[ChunkKVCache]]:
+        """A `make_cache` that gives every request caches of its own: `model.make_cache = factory(model, config)`.
+
+        A list shared by all requests would leak one stream's state into the next.
+        """
+        _check_model(model, config)
+        return lambda *_args, **_kwargs: KVCacheBuilder.for_model(model, config)
+
+
+def _check_model(model: Any, config: KVCacheConfig) -> None:
+    for index, layer in enumerate(model.layers):
+        attention = getattr(layer, "self_attn", None)
+        if attention is None:
+            raise ValueError(f"layer {index} of {type(model).__module__} has no self_attn to cache")
+        if getattr(layer, "use_sliding", False):
+            raise ValueError(f"layer {index} uses sliding-window attention; only full attention is supported")
+        width = getattr(attention, "head_dim", None)
+        if config.head_dim is not None and width is not None and width != config.head_dim:
+            raise ValueError(f"head_dim: {config.head_dim} given, but layer {index} of the model has {width}")

@@ -1,0 +1,75 @@
+"""A model ready to serve: weights, text codec, chat template, and what the session must know of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm
+from mlx.utils import tree_map
+from mlx_lm.utils import dequantize_model
+
+from kv import smollm2
+from kv.template import ChatTemplate
+from kv.text import TextCodec
+
+
+@dataclass(frozen=True, repr=False)
+class LoadedModel:
+    """A model and what belongs to it.
+
+    name: as given in settings. context_length: positions it was trained on. stop_ids: tokens that end an answer.
+    ropes: each layer's rotation, in layer order.
+    """
+
+    name: str
+    model: Any
+    codec: TextCodec
+    template: ChatTemplate
+    stop_ids: frozenset[int]
+    context_length: int
+    ropes: list[nn.Module]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        sizes: list[int] = []
+        tree_map(lambda array: sizes.append(array.nbytes), self.model.parameters())
+        return sum(sizes)
+
+
+def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> LoadedModel:
+    """Load a model on the calling thread, which must be the one that runs it.
+
+    name: the embedded model's name, an mlx-lm model folder, or a hub name.
+    on_gpu: keep weights as they are (Metal, CUDA) or make them float32 (CPU, where quantised and half-precision
+        matrix products are many times slower). None asks MLX for its default device.
+
+    Raises ValueError if the model's layers, tokenizer or template cannot be served, FileNotFoundError if it is missing.
+    """
+    if on_gpu is None:
+        on_gpu = mx.default_device() == mx.Device(mx.gpu)
+    if name == smollm2.NAME:
+        model, tokenizer = smollm2.load(quantized=on_gpu)
+    else:
+        model, tokenizer = mlx_lm.load(name)[:2]
+        if not on_gpu:
+            model = dequantize_model(model)
+            model.set_dtype(mx.float32)
+            mx.eval(model.parameters())
+    ropes = [getattr(getattr(layer, "self_attn", None), "rope", None) for layer in model.layers]
+    if any(rope is None for rope in ropes):
+        raise ValueError(f"model {name!r}: a layer has no rotary attention of its own; it cannot be served")
+    codec = TextCodec(tokenizer)
+    return LoadedModel(
+        name=name,
+        model=model,
+        codec=codec,
+        template=ChatTemplate(tokenizer, codec),
+        # An answer never holds a control token, so each of them ends it.
+        stop_ids=frozenset(tokenizer.eos_token_ids) | codec.special_ids,
+        context_length=int(getattr(model.args, "max_position_embeddings", None) or 8192),
+        ropes=ropes,
+    )

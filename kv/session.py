@@ -1,0 +1,204 @@
+"""A model session: one stream of declared blocks through one model, under one token budget.
+
+The caller says which blocks to stream and which to evict; nothing is evicted behind its back. Runs on the MLX thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.sample_utils import make_sampler
+
+from kv.builder import KVCacheBuilder
+from kv.config import KVCacheConfig, Pool, Score
+from kv.group import Evicted
+from kv.model import LoadedModel
+
+
+@dataclass(frozen=True)
+class NewBlock:
+    """A block to stream: its name, its tokens, and whether it is pinned from the start."""
+
+    id: str
+    tokens: Sequence[int]
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A block in the cache: where it starts, its tokens, and the attention score it has earned."""
+
+    id: str
+    start: int
+    tokens: int
+    pinned: bool
+    score: float
+
+
+class Session:
+    """One persistent stream.
+
+    model: what runs it. budget: most tokens kept per layer. prefill_step: most tokens a forward pass takes.
+    score, pool: how blocks are scored; see `ChunkKVOptions`.
+
+    Raises ValueError if the budget is longer than the model's trained context.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        budget: int,
+        prefill_step: int,
+        score: Score = "attn_mass",
+        pool: Pool = "mean",
+    ) -> None:
+        if budget > model.context_length:
+            raise ValueError(f"budget: {budget} tokens, but {model.name} was trained on {model.context_length}")
+        if prefill_step < 1:
+            raise ValueError(f"prefill_step: {prefill_step} is not at least 1")
+        self.model = model
+        self.budget = budget
+        self.prefill_step = prefill_step
+        config = KVCacheConfig(
+            method="chunkkv",
+            chunkkv_budget=budget,
+            chunkkv_scope="model",
+            chunkkv_score=score,
+            chunkkv_pool=pool,
+        )
+        self._caches = KVCacheBuilder.for_model(model.model, config)
+        self._group = self._caches[0].group
+
+    # What is held
+
+    @property
+    def tokens_kept(self) -> int:
+        """Tokens in the cache, per layer."""
+        return self._group.rows
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens that ever went through the model in this session."""
+        return self._caches[0].tokens_seen
+
+    @property
+    def position(self) -> int:
+        """Position of the next token. Renumbering, when the stream nears the trained context, sets it back."""
+        return self._group.position
+
+    @property
+    def room(self) -> int:
+        """Tokens that fit without evicting."""
+        return self.budget - self._group.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the K/V buffers and scores."""
+        return self._group.nbytes
+
+    def blocks(self) -> list[Resident]:
+        """The resident blocks in stream order. Waits for the device."""
+        return [
+            Resident(unit.block or "", unit.start, unit.seen, unit.pinned, score)
+            for unit, score in zip(self._group.units(), self._group.scores(), strict=True)
+        ]
+
+    # Streaming
+
+    def prefill(self, blocks: Sequence[NewBlock], *, answer: NewBlock | None = None) -> Iterator[int]:
+        """Stream blocks; yields the tokens done so far after each pass of at most `prefill_step`.
+
+        answer: the block that will hold the model's answer, with the tokens that prompt it. It stays open and
+            pinned for `step` and `close_answer`. Its last token is left for the first `step`.
+
+        Raises ValueError, before anything is streamed, if the tokens do not fit into `room`. When the caller stops
+        early, `drop_unfinished` must follow.
+        """
+        tokens = [token for block in blocks for token in block.tokens]
+        prompt = list(answer.tokens[:-1]) if answer else []
+        needed = len(tokens) + len(prompt)
+        if needed > self.room:
+            raise ValueError(f"{needed} tokens to stream, room for {self.room} in budget {self.budget}")
+        self._stay_in_context(needed)
+        position = self._group.position
+        for block in blocks:
+            self._group.declare(position, position + len(block.tokens), block.id, pinned=block.pinned)
+            position += len(block.tokens)
+        if answer:
+            self._group.open_block(answer.id, at=position, pinned=True)
+        tokens += prompt
+        for start in range(0, len(tokens), self.prefill_step):
+            part = tokens[start : start + self.prefill_step]
+            self._forward(part)
+            mx.eval([cache.state for cache in self._caches])
+            mx.clear_cache()
+            yield start + len(part)
+
+    def step(self, token: int) -> mx.array:
+        """Feed one token of the open answer; returns the next token's logits, [V].
+
+        Raises ValueError if there is no room for it.
+        """
+        if self.room < 1:
+            raise ValueError(f"no room for another token in budget {self.budget}")
+        self._stay_in_context(1)
+        logits: mx.array = self._forward([token])[0, -1]
+        mx.eval(logits, [cache.state for cache in self._caches])
+        return logits
+
+    def close_answer(self, kept: int, rest: Sequence[int]) -> None:
+        """End the open answer as the first `kept` of its tokens followed by `rest`.
+
+        Afterwards the block holds exactly those tokens, whatever had been fed.
+        """
+        self._group.truncate(self._group.units()[-1].start + kept)
+        if rest:
+            self._stay_in_context(len(rest))
+            self._forward(list(rest))
+            mx.eval([cache.state for cache in self._caches])
+        self._group.close_block()
+
+    def rewind(self, block: str) -> None:
+        """Forget a block and everything streamed after it. Raises KeyError if it is not resident."""
+        self._group.truncate(self._group.find(block).start)
+
+    def drop_unfinished(self) -> None:
+        """Forget the block whose streaming was stopped half-way, if there is one, and those that were to follow."""
+        units = self._group.units()
+        unfinished = units[-1].start if units and not units[-1].complete else self._group.position
+        self._group.truncate(unfinished)
+
+    # Blocks
+
+    def evict(self, block: str) -> Evicted:
+        """Take one whole block out. Raises KeyError if it is not resident, ValueError if it is pinned."""
+        return self._group.evict(block)
+
+    def pin(self, block: str, pinned: bool) -> None:
+        """Pin or unpin a resident block."""
+        self._group.pin(block, pinned)
+
+    # Internals
+
+    def _forward(self, tokens: list[int]) -> Any:
+        return self.model.model(mx.array(tokens)[None], cache=self._caches)
+
+    def _stay_in_context(self, count: int) -> None:
+        # Kept tokens never exceed the budget, which is no longer than the context: renumbering always suffices.
+        if self._group.position + count > self.model.context_length:
+            self._group.rebase(self.model.ropes)
+
+
+def sampler(temperature: float) -> Any:
+    """A function from logits [V] to a token id: greedy at 0, else sampled at `temperature`."""
+    pick = make_sampler(temp=temperature)
+
+    def sample(logits: mx.array) -> int:
+        log_probabilities = logits - mx.logsumexp(logits)
+        return int(pick(log_probabilities[None]).item())
+
+    return sample

