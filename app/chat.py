@@ -1,0 +1,182 @@
+"""Chat sessions on the event loop: creating them, asking them, deleting them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from http import HTTPStatus
+
+from app import store as audit
+from app.engine import Engine, TurnHandle
+from app.live import system_block
+from app.problems import Problem, invalid
+from app.requests import AskBody, SessionBody
+from app.settings import Settings
+from app.store import SessionRecord, Store
+from app.turn import Candidate, TurnRequest
+from ingest.database import Database
+from ingest.errors import NotFound
+from ingest.jobs import new_id, now
+from ingest.library import Library
+from ingest.records import StoredPassage
+from kv.model import LoadedModel
+
+DEFAULT_SYSTEM_PROMPT = (
+    "You are a helpful assistant. Answer the question from the passages you are given, in one or two sentences."
+)
+_DEFAULT_MAX_TOKENS = 256
+_RETRY_SECONDS = "5"
+
+
+class ChatService:
+    """Everything that HTTP asks of chat sessions. Methods run on the event loop and never block it."""
+
+    def __init__(
+        self, settings: Settings, model: LoadedModel, engine: Engine, database: Database, library: Library
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._engine = engine
+        self._database = database
+        self._library = library
+        self._active: dict[str, TurnHandle | None] = {}
+        self.store = Store(database)
+        self.closing = False
+
+    @property
+    def active_turns(self) -> int:
+        """Turns accepted and not yet over."""
+        return len(self._active)
+
+    async def create(self, body: SessionBody) -> SessionRecord:
+        """Create a session. Raises Problem if its budget cannot hold a question and an answer."""
+        budget = self._settings.budget_tokens if body.budget_tokens is None else body.budget_tokens
+        if budget > self._model.context_length:
+            raise invalid("budget_tokens", f"{budget} is more than the model's {self._model.context_length} positions")
+        prompt = DEFAULT_SYSTEM_PROMPT if body.system_prompt is None else body.system_prompt
+        created_at = now()
+        system = await asyncio.to_thread(system_block, self._model, prompt, new_id("blk"), created_at)
+        template = self._model.template
+        least = system.record.tokens + template.user.tokens + template.assistant.tokens + 2
+        if budget < least:
+            raise invalid(
+                "budget_tokens",
+                f"{budget} is less than {least}, which the system prompt of {system.record.tokens} tokens, "
+                "a one-token question and a one-token answer take",
+            )
+        session = SessionRecord(
+            id=new_id("ses"),
+            title=body.title,
+            system_prompt=prompt,
+            budget_tokens=budget,
+            method=body.method,
+            score=body.score,
+            model=self._model.name,
+            created_at=created_at,
+            updated_at=created_at,
+        )
+        await asyncio.wrap_future(self._database.write(lambda db: audit.insert_session(db, session, system)))
+        return await asyncio.to_thread(self.store.session, session.id)
+
+    async def delete(self, session_id: str) -> None:
+        """Cancel what the session is doing and delete it. Raises NotFound."""
+        await asyncio.to_thread(self.store.session, session_id)
+        if handle := self._active.get(session_id):
+            handle.cancel()
+            await handle.wait()
+        await asyncio.wrap_future(self._engine.forget(session_id))
+        await asyncio.wrap_future(self._database.write(lambda db: audit.delete_session(db, session_id)))
+
+    async def cancel(self, session_id: str) -> bool:
+        """Stop the session's turn and wait until it has. Returns whether there was one. Raises NotFound."""
+        await asyncio.to_thread(self.store.session, session_id)
+        handle = self._active.get(session_id)
+        if handle is None:
+            return False
+        handle.cancel()
+        await handle.wait()
+        return True
+
+    def cancel_all(self) -> None:
+        """Stop every turn and refuse new ones, so that the server can end. Safe from a signal handler."""
+        self.closing = True
+        for handle in list(self._active.values()):
+            if handle is not None:
+                handle.cancel()
+
+    async def ask(self, session_id: str, body: AskBody) -> TurnHandle:
+        """Start a turn.
+
+        Raises NotFound, or Problem: 409 while the session answers something else, 503 with Retry-After when too many
+        turns are at work, 422 if the session was made for another model.
+        """
+        accepted_at = time.monotonic()
+        session = await asyncio.to_thread(self.store.session, session_id)
+        if session.model != self._model.name:
+            raise invalid("session", f"made for model {session.model}; this server runs {self._model.name}")
+        self._claim(session_id)
+        turn_id = new_id("trn")
+        try:
+            question_ids, candidates, deleted = await asyncio.to_thread(self._retrieve, session_id, body)
+            retrieved_at = time.monotonic()
+            number = await asyncio.wrap_future(
+                self._database.write(lambda db: audit.begin_turn(db, session_id, turn_id, body.content))
+            )
+            request = TurnRequest(
+                session=session,
+                turn_id=turn_id,
+                number=number,
+                question_ids=question_ids,
+                candidates=candidates,
+                deleted_documents=deleted,
+                max_tokens=body.max_tokens,
+                default_max_tokens=_DEFAULT_MAX_TOKENS,
+                temperature=body.temperature,
+                stop=tuple(body.stop_strings),
+                accepted_at=accepted_at,
+                retrieval_seconds=retrieved_at - accepted_at,
+            )
+            handle = TurnHandle(request, on_finish=lambda: self._release(session_id))
+            self._active[session_id] = handle
+        except BaseException:
+            self._active.pop(session_id, None)
+            self._database.write(lambda db: audit.abandon_turn(db, turn_id))
+            raise
+        self._engine.submit(handle)
+        return handle
+
+    def _claim(self, session_id: str) -> None:
+        if session_id in self._active:
+            raise Problem(
+                HTTPStatus.CONFLICT, f"session {session_id} is answering another message; wait for it or cancel it"
+            )
+        if self.closing or len(self._active) >= self._settings.max_turns:
+            why = "stopping" if self.closing else f"busy with {len(self._active)} turns, its limit"
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"the server is {why}", {"Retry-After": _RETRY_SECONDS})
+        self._active[session_id] = None
+
+    def _release(self, session_id: str) -> None:
+        self._active.pop(session_id, None)
+
+    def _retrieve(self, session_id: str, body: AskBody) -> tuple[list[int], list[Candidate], frozenset[str]]:
+        template = self._model.template
+        question_ids = template.wrap(template.user, body.content)
+        where = body.filter.to_filter() if body.filter else None
+        found = self._library.search(body.content, body.top_k, where) if body.top_k else []
+        candidates = [
+            Candidate(passage, template.wrap(template.passage, passage_message(passage))) for passage in found
+        ]
+        return question_ids, candidates, frozenset(filter(self._is_gone, self.store.resident_documents(session_id)))
+
+    def _is_gone(self, document_id: str) -> bool:
+        try:
+            self._library.document(document_id)
+        except NotFound:
+            return True
+        return False
+
+
+def passage_message(passage: StoredPassage) -> str:
+    """A passage as the model reads it: where it is from, and its text."""
+    place = f"{passage.name} > {passage.heading}" if passage.heading else passage.name
+    return f"[{place}]\n{passage.text.strip()}"

@@ -1,0 +1,247 @@
+"""The command line: `keepwhole serve`, `ingest`, `search`, `chat` and `doctor`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from app.settings import Settings, read_settings
+from kv import blas
+
+if TYPE_CHECKING:
+    from app.client import Client
+
+console = Console(stderr=True, highlight=False)
+_POLL_SECONDS = 0.2
+
+
+def _settings(**overrides: Any) -> Settings:
+    try:
+        return read_settings(**overrides)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _load_blas(settings: Settings) -> blas.Blas:
+    """Must come before anything imports MLX."""
+    try:
+        return blas.load(settings.blas)
+    except ValueError as error:
+        raise click.ClickException(f"KEEPWHOLE_BLAS: {error}") from error
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="keepwhole")
+def main() -> None:
+    """Long chats over your own documents, with a KV cache that evicts whole blocks and logs every eviction."""
+
+
+@main.command()
+@click.option("--host", help="Address to listen on. Another than 127.0.0.1 needs KEEPWHOLE_API_KEY.")
+@click.option("--port", type=int, help="Port to listen on.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the databases.")
+@click.option("--model", help="The embedded model's name, an mlx-lm folder, or a hub name.")
+def serve(host: str | None, port: int | None, data_dir: Path | None, model: str | None) -> None:
+    """Run the service."""
+    settings = _settings(host=host, port=port, data_dir=data_dir, model=model)
+    from app.logs import configure_logging
+
+    configure_logging(settings)
+    chosen = _load_blas(settings)
+    import structlog
+
+    log = structlog.get_logger()
+    if chosen.tuned:
+        log.info("BLAS chosen", blas=chosen.name)
+    else:
+        log.warning("MLX uses reference BLAS: expect a tenth of the speed", blas=chosen.name, note=chosen.note)
+    log.info("importing MLX, a few seconds")
+
+    from app.server import make_server
+    from ingest.database import CannotOpen
+
+    try:
+        server = make_server(settings)
+    except (CannotOpen, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    server.on_ready = lambda port: _welcome(settings, port)
+    server.run()
+    if server.failure is not None:
+        raise click.ClickException(server.failure)
+
+
+def _welcome(settings: Settings, port: int) -> None:
+    url = f"http://{settings.host}:{port}"
+    header = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
+    click.echo(
+        f"\nKeepwhole is ready: {url}\n\n"
+        f"Try:\n  curl {url}/v1/documents{header} -F files=@README.md\n"
+        f"  curl {url}/v1/sessions{header} -H 'Content-Type: application/json' -d '{{}}'\n"
+        f"or, in another terminal:\n  keepwhole chat\n"
+        f"The API, on a page: {url}/schema\n"
+    )
+    sys.stdout.flush()
+
+
+def _server_options(function: Any) -> Any:
+    function = click.option("--url", help="Address of the server.")(function)
+    return click.option("--api-key", help="Its API key; KEEPWHOLE_API_KEY by default.")(function)
+
+
+def _client(url: str | None, api_key: str | None) -> Client:
+    from app.client import Client
+
+    host, port = os.environ.get("KEEPWHOLE_HOST", "127.0.0.1"), os.environ.get("KEEPWHOLE_PORT", "8765")
+    return Client(url or f"http://{host}:{port}", api_key or os.environ.get("KEEPWHOLE_API_KEY"))
+
+
+@main.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@_server_options
+def ingest(paths: tuple[Path, ...], url: str | None, api_key: str | None) -> None:
+    """Send files, or every file in folders (hidden ones apart), to the running server."""
+    from app.client import ServerError
+
+    client = _client(url, api_key)
+    files = [pair for path in paths for pair in _files(path)]
+    if not files:
+        raise click.ClickException("no files there")
+    failed: list[tuple[str, str]] = []
+    jobs: list[str] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console) as progress:
+        sending = progress.add_task("sending", total=len(files))
+        for path, name in files:
+            try:
+                jobs.append(client.upload(path, name)["job_id"])
+            except (ServerError, OSError) as error:
+                failed.append((name, str(error)))
+            progress.advance(sending)
+        reading = progress.add_task("indexing", total=len(jobs))
+        for job_id in jobs:
+            job = client.call("GET", f"/v1/jobs/{job_id}")
+            while job["status"] in ("queued", "running"):
+                time.sleep(_POLL_SECONDS)
+                job = client.call("GET", f"/v1/jobs/{job_id}")
+            failed += [(d["name"], d["error"]) for d in job["documents"] if d["status"] == "failed"]
+            progress.advance(reading)
+    console.print(f"{len(files) - len(failed)} of {len(files)} files indexed")
+    if failed:
+        table = Table("file", "why it failed", title="not indexed", title_justify="left")
+        for name, reason in failed:
+            table.add_row(name, reason)
+        console.print(table)
+        raise SystemExit(1)
+
+
+def _files(path: Path) -> Iterator[tuple[Path, str]]:
+    """(file, the name it is sent under): relative to the folder that was asked for."""
+    if path.is_file():
+        yield path, path.name
+        return
+    for file in sorted(path.rglob("*")):
+        inner = file.relative_to(path)
+        if file.is_file() and not any(part.startswith(".") for part in inner.parts):
+            yield file, inner.as_posix()
+
+
+@main.command()
+@click.argument("query")
+@click.option("--top-k", default=5, show_default=True, help="Passages to show.")
+@_server_options
+def search(query: str, top_k: int, url: str | None, api_key: str | None) -> None:
+    """Show the passages that match QUERY best."""
+    from app.client import ServerError
+
+    try:
+        found = _client(url, api_key).call("POST", "/v1/search", json={"query": query, "top_k": top_k})
+    except ServerError as error:
+        raise click.ClickException(str(error)) from error
+    for rank, passage in enumerate(found["items"], start=1):
+        place = " > ".join(part for part in (passage["name"], passage["heading"]) if part)
+        click.secho(f"{rank}. {place}  ({passage['score']:.2f})", bold=True)
+        click.echo(passage["text"].strip() + "\n")
+
+
+@main.command()
+@click.option("--session", "session_id", help="Go on with this session instead of starting one.")
+@click.option("--budget-tokens", type=int, help="KV budget of a new session.")
+@click.option("--top-k", default=4, show_default=True, help="Passages to retrieve for each question.")
+@_server_options
+def chat(session_id: str | None, budget_tokens: int | None, top_k: int, url: str | None, api_key: str | None) -> None:
+    """Chat in the terminal. Ctrl-C stops an answer; Ctrl-D leaves."""
+    from app.client import ServerError
+
+    client = _client(url, api_key)
+    try:
+        if session_id is None:
+            body = {} if budget_tokens is None else {"budget_tokens": budget_tokens}
+            session_id = client.call("POST", "/v1/sessions", json=body)["id"]
+        else:
+            client.call("GET", f"/v1/sessions/{session_id}")
+    except ServerError as error:
+        raise click.ClickException(str(error)) from error
+    console.print(f"[dim]session {session_id}[/dim]")
+    while True:
+        try:
+            question = click.prompt(">", prompt_suffix=" ", err=True)
+        except click.Abort:
+            console.print()
+            return
+        try:
+            _show_answer(client, session_id, {"content": question, "top_k": top_k})
+        except ServerError as error:
+            console.print(f"[red]{error}[/red]")
+        except KeyboardInterrupt:
+            client.call("POST", f"/v1/sessions/{session_id}/cancel")
+            console.print("\n[dim]stopped[/dim]")
+
+
+def _show_answer(client: Client, session_id: str, body: dict[str, Any]) -> None:
+    for event, data in client.ask(session_id, body):
+        if event == "retrieval" and data["sources"]:
+            for source in data["sources"]:
+                place = " > ".join(part for part in (source["name"], source["heading"]) if part)
+                console.print(f"  {place} · {source['tokens']} tokens · {source['state']}", style="dim", markup=False)
+        elif event == "eviction":
+            console.print(f"  evicted {data['kind']} of {data['tokens']} tokens ({data['reason']})", style="dim")
+        elif event == "token":
+            click.echo(data["text"], nl=False)
+            sys.stdout.flush()
+        elif event == "error":
+            console.print(f"\n[red]{data['problem']['detail']}[/red]")
+        elif event == "done":
+            click.echo()
+            cache, usage = data["cache"], data["usage"]
+            console.print(
+                f"  {usage['prefilled_tokens']} tokens read, {usage['cached_tokens']} were there · "
+                f"cache {cache['resident_tokens']}/{cache['budget_tokens']} · "
+                f"{data['timings']['total']:.1f} s",
+                style="dim",
+            )
+
+
+@main.command()
+def doctor() -> None:
+    """Say what this installation runs on, every setting, and what is missing."""
+    settings = _settings()
+    chosen = _load_blas(settings)
+    from app.doctor import report
+
+    facts, warnings = report(settings, chosen)
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        click.echo(f"{name:{width}}  {value}")
+    for warning in warnings:
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
+    if warnings:
+        raise SystemExit(1)

@@ -1,0 +1,236 @@
+"""The MLX thread: it loads the model and runs every operation on it, one step of each turn in rotation.
+
+The event loop hands turns in and gets events back through a queue; neither side ever waits for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import structlog
+
+from app import store as audit
+from app.events import Done, Event, Failed
+from app.live import LiveSessions
+from app.plan import DoesNotFit
+from app.problems import as_problem
+from app.store import Store
+from app.turn import Turn, TurnRequest
+from ingest.database import Database
+from kv.model import LoadedModel
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+_STOP_SECONDS = 20.0
+
+
+@dataclass
+class _Running:
+    turn: Turn
+    steps: Iterator[None]
+
+
+class TurnHandle:
+    """A turn as the event loop sees it: its events, and the means to cancel it.
+
+    request: what was asked. on_finish: called on the event loop when the MLX thread is done with the turn.
+    """
+
+    def __init__(self, request: TurnRequest, on_finish: Callable[[], None]) -> None:
+        self.request = request
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[Event | Exception, Future[Any] | None]] = asyncio.Queue()
+        self._on_finish = on_finish
+        self._finished = asyncio.Event()
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Ask the MLX thread to stop at its next step. Safe from any thread, and after the end."""
+        self.cancelled = True
+
+    async def wait(self) -> None:
+        """Return when the MLX thread is done with the turn."""
+        await self._finished.wait()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """The events, each after what it reports is committed. Ends after `Done` or `Failed`.
+
+        Raises DoesNotFit, as the first thing, if the turn was refused.
+        """
+        while True:
+            item, written = await self._events.get()
+            if written is not None:
+                try:
+                    await asyncio.wrap_future(written)
+                except Exception as error:
+                    log.error("audit write failed", turn_id=self.request.turn_id, exc_info=error)
+                    self.cancel()
+                    item = Failed(problem=as_problem(error).body())
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            if isinstance(item, Done | Failed):
+                return
+
+    # Called on the MLX thread.
+
+    def put(self, item: Event | Exception, written: Future[Any] | None = None) -> None:
+        """Hand an event over to the event loop."""
+        self._call(self._events.put_nowait, (item, written))
+
+    def finish(self) -> None:
+        """Say that the turn is over."""
+        self._call(self._finish)
+
+    def _finish(self) -> None:
+        self._finished.set()
+        self._on_finish()
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            # The loop is closed: the server is gone, and so is whoever listened.
+            log.debug("event loop closed", turn_id=self.request.turn_id)
+
+
+@dataclass
+class _Call:
+    function: Callable[[], Any]
+    future: Future[Any] = field(default_factory=Future)
+
+
+class Engine:
+    """The MLX thread and what lives on it.
+
+    load: loads the model, on the thread. `loaded` resolves to it, or to what went wrong.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], LoadedModel],
+        database: Database,
+        *,
+        prefill_step: int,
+        max_kv_bytes: int,
+    ) -> None:
+        self.loaded: Future[LoadedModel] = Future()
+        self._load = load
+        self._database = database
+        self._prefill_step = prefill_step
+        self._max_kv_bytes = max_kv_bytes
+        self._inbox: queue.SimpleQueue[TurnHandle | _Call | None] = queue.SimpleQueue()
+        self._running: dict[TurnHandle, _Running] = {}
+        self._sessions: LiveSessions | None = None
+        self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
+        self._thread.start()
+
+    def submit(self, handle: TurnHandle) -> None:
+        """Queue a turn."""
+        self._inbox.put(handle)
+
+    def forget(self, session_id: str) -> Future[None]:
+        """Free a session's K/V; it is rebuilt from its blocks when it is next asked something."""
+        return self._call(lambda: self._live().drop(session_id))
+
+    def figures(self) -> Future[dict[str, int]]:
+        """Sessions in memory, their K/V bytes, and the turns at work."""
+        return self._call(
+            lambda: {"sessions": len(self._live()), "kv_bytes": self._live().nbytes, "turns": len(self._running)}
+        )
+
+    def stop(self) -> None:
+        """Cancel every turn, let each commit or roll back, and end the thread."""
+        self._inbox.put(None)
+        self._thread.join(_STOP_SECONDS)
+
+    # On the MLX thread
+
+    def _call(self, function: Callable[[], T]) -> Future[T]:
+        call = _Call(function)
+        self._inbox.put(call)
+        return call.future
+
+    def _live(self) -> LiveSessions:
+        assert self._sessions is not None
+        return self._sessions
+
+    def _run(self) -> None:
+        try:
+            model = self._load()
+        except BaseException as error:
+            self.loaded.set_exception(error)
+            return
+        self._sessions = LiveSessions(
+            model, Store(self._database), prefill_step=self._prefill_step, max_bytes=self._max_kv_bytes
+        )
+        self.loaded.set_result(model)
+        stopping = False
+        while not (stopping and not self._running):
+            stopping = self._take_in(block=not self._running) or stopping
+            for handle, running in list(self._running.items()):
+                running.turn.cancelled = handle.cancelled or stopping
+                self._step(handle, running)
+
+    def _take_in(self, block: bool) -> bool:
+        """Start what waits in the inbox. Returns True when it says to stop."""
+        while True:
+            try:
+                item = self._inbox.get(block=block)
+            except queue.Empty:
+                return False
+            block = False
+            if item is None:
+                return True
+            if isinstance(item, TurnHandle):
+                self._start(item)
+            else:
+                try:
+                    item.future.set_result(item.function())
+                except Exception as error:
+                    item.future.set_exception(error)
+
+    def _start(self, handle: TurnHandle) -> None:
+        request = handle.request
+        busy = {other.request.session.id for other in self._running} | {request.session.id}
+        try:
+            live = self._live().get(request.session)
+            if dropped := self._live().shrink(busy):
+                log.info("idle sessions dropped from memory", sessions=dropped)
+            turn = Turn(request=request, live=live, database=self._database, emit=handle.put)
+            self._running[handle] = _Running(turn, turn.run())
+        except Exception as error:
+            self._fail(handle, error)
+
+    def _step(self, handle: TurnHandle, running: _Running) -> None:
+        try:
+            next(running.steps)
+        except StopIteration:
+            self._end(handle)
+        except DoesNotFit as refusal:
+            turn_id = handle.request.turn_id
+            handle.put(refusal, self._database.write(lambda db: audit.abandon_turn(db, turn_id)))
+            self._end(handle)
+        except Exception as error:
+            self._fail(handle, error)
+
+    def _fail(self, handle: TurnHandle, error: Exception) -> None:
+        request = handle.request
+        log.error("turn failed", session_id=request.session.id, turn_id=request.turn_id, exc_info=error)
+        # Whatever state the cache is in, SQLite has the last committed one: the next turn rebuilds from it.
+        self._live().drop(request.session.id)
+        problem = as_problem(error).body()
+        written = self._database.write(lambda db: audit.fail_turn(db, request.turn_id, problem))
+        handle.put(Failed(problem=problem), written)
+        self._end(handle)
+
+    def _end(self, handle: TurnHandle) -> None:
+        self._running.pop(handle, None)
+        handle.finish()

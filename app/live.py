@@ -1,0 +1,118 @@
+"""Sessions as the MLX thread holds them: K/V and the table of what is in it, rebuilt from SQLite when it is gone."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from app.store import BlockRecord, SessionRecord, Store, StoredBlock
+from kv.model import LoadedModel
+from kv.session import NewBlock, Session
+
+
+@dataclass
+class LiveSession:
+    """One session on the MLX thread.
+
+    blocks: resident blocks in stream order, by id. seen_tokens: tokens of all blocks there ever were.
+    stale: blocks that SQLite calls resident but that are not in the cache yet.
+    """
+
+    record: SessionRecord
+    cache: Session
+    blocks: dict[str, BlockRecord]
+    seen_tokens: int
+    stale: dict[str, list[int]] = field(default_factory=dict)
+    used_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def resident_tokens(self) -> int:
+        """Tokens in the cache, and of the blocks still to be restored to it."""
+        return self.cache.tokens_kept + sum(len(tokens) for tokens in self.stale.values())
+
+    def to_restore(self) -> list[NewBlock]:
+        """The stale blocks, ready to be streamed before anything else."""
+        return [
+            NewBlock(block_id, tokens, pinned=self.blocks[block_id].kind == "system")
+            for block_id, tokens in self.stale.items()
+        ]
+
+    def note_restored(self) -> None:
+        """Take the blocks that are in the cache whole off the stale list."""
+        held = {block.id for block in self.cache.blocks()}
+        self.stale = {block_id: tokens for block_id, tokens in self.stale.items() if block_id not in held}
+
+
+class LiveSessions:
+    """The sessions whose K/V is in memory, most recently used last, under a cap in bytes."""
+
+    def __init__(self, model: LoadedModel, store: Store, *, prefill_step: int, max_bytes: int) -> None:
+        self._model = model
+        self._store = store
+        self._prefill_step = prefill_step
+        self._max_bytes = max_bytes
+        self._sessions: dict[str, LiveSession] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K/V held."""
+        return sum(session.cache.nbytes for session in self._sessions.values())
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, record: SessionRecord) -> LiveSession:
+        """The session, from memory or from SQLite; in the latter case its blocks are stale until restored."""
+        session = self._sessions.pop(record.id, None)
+        if session is None:
+            stored = self._store.resident(record.id)
+            session = LiveSession(
+                record=record,
+                cache=Session(
+                    self._model,
+                    budget=record.budget_tokens,
+                    prefill_step=self._prefill_step,
+                    score="key_norm" if record.score == "key_norm" else "attn_mass",
+                ),
+                blocks={block.record.id: block.record for block in stored},
+                seen_tokens=record.seen_tokens,
+                stale={block.record.id: block.token_ids for block in stored},
+            )
+        session.used_at = time.monotonic()
+        self._sessions[record.id] = session
+        return session
+
+    def drop(self, session_id: str) -> None:
+        """Free a session's K/V."""
+        self._sessions.pop(session_id, None)
+
+    def shrink(self, busy: set[str]) -> list[str]:
+        """Drop least recently used idle sessions until the cap holds. Returns their ids."""
+        dropped = []
+        for session_id in [s for s in self._sessions if s not in busy]:
+            if self.nbytes <= self._max_bytes:
+                break
+            self.drop(session_id)
+            dropped.append(session_id)
+        return dropped
+
+
+def system_block(model: LoadedModel, text: str, block_id: str, created_at: str) -> StoredBlock:
+    """The first block of a session."""
+    tokens = model.template.wrap(model.template.system, text)
+    record = BlockRecord(
+        id=block_id,
+        turn_id=None,
+        turn=0,
+        kind="system",
+        state="resident",
+        tokens=len(tokens),
+        document_id=None,
+        passage_id=None,
+        name=None,
+        heading=None,
+        score=0.0,
+        created_at=created_at,
+        evicted_at=None,
+    )
+    return StoredBlock(record=record, token_ids=tokens)

@@ -1,0 +1,162 @@
+"""The plan of a turn: what stays, what is streamed, what leaves and in which order. Plain values, no tensors.
+
+Relevance leads: what retrieval asked for now stays longest, then the last exchange, then the rest by the attention it
+has earned. A question and its answer leave together, so that the conversation stays well-formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# Room kept for the answer when passages are chosen, as a share of the budget; more is made while it is written.
+_ANSWER_SHARE = 8
+
+
+@dataclass(frozen=True)
+class Held:
+    """A resident block. turn: its turn's number in the session, from 1. score: attention it has earned."""
+
+    id: str
+    kind: str
+    tokens: int
+    turn: int
+    passage_id: str | None = None
+    score: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A retrieved passage, best first in its list. tokens: as a whole message. block: its name if it is streamed."""
+
+    passage_id: str
+    tokens: int
+    block: str
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Blocks that leave as one, and their place in the order, from 1."""
+
+    blocks: tuple[str, ...]
+    tokens: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a turn will do.
+
+    resident, stream, skipped: passage ids of the wanted, by what happens to them, in the order wanted.
+    evict: what leaves before anything is streamed. reserve: what leaves next, should the answer need more room.
+    max_tokens: most tokens the answer may have.
+    """
+
+    max_tokens: int
+    resident: list[str] = field(default_factory=list)
+    stream: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    evict: list[Leaving] = field(default_factory=list)
+    reserve: list[Leaving] = field(default_factory=list)
+
+
+class DoesNotFit(ValueError):
+    """The pinned blocks of a turn do not fit the budget. `field` is the request's field to change."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def plan_turn(
+    held: Sequence[Held],
+    wanted: Sequence[Wanted],
+    *,
+    budget: int,
+    question_tokens: int,
+    answer_overhead: int,
+    max_tokens: int | None,
+    default_max_tokens: int,
+) -> Plan:
+    """Plan a turn.
+
+    held: what is resident, the system prompt among it (kind "system", never evicted).
+    question_tokens: the question as a whole message. answer_overhead: what the template writes around an answer.
+    max_tokens: as asked for; None takes `default_max_tokens`, or what fits.
+
+    Raises DoesNotFit, with the numbers, if system prompt, question and answer alone pass the budget.
+    """
+    system = sum(block.tokens for block in held if block.kind == "system")
+    fixed = system + question_tokens + answer_overhead
+    most = _answer_tokens(budget, fixed, system, question_tokens, max_tokens, default_max_tokens)
+
+    room = budget - fixed - min(most, max(1, budget // _ANSWER_SHARE))
+    by_passage = {block.passage_id: block for block in held if block.passage_id}
+    plan = Plan(max_tokens=most)
+    for passage in wanted:
+        if passage.tokens > room:
+            plan.skipped.append(passage.passage_id)
+            continue
+        room -= passage.tokens
+        (plan.resident if passage.passage_id in by_passage else plan.stream).append(passage.passage_id)
+
+    kept = sum(block.tokens for block in held)
+    streamed = sum(p.tokens for p in wanted if p.passage_id in plan.stream)
+    # The answer's first token is fed before its room can be asked for.
+    missing = kept + streamed + question_tokens + answer_overhead + 1 - budget
+    for leaving in _order(held, plan.resident):
+        if missing > 0:
+            plan.evict.append(leaving)
+            missing -= leaving.tokens
+        else:
+            plan.reserve.append(leaving)
+    # Passages that are streamed now may leave too, worst first, but last of all.
+    ranks = len(plan.evict) + len(plan.reserve)
+    streamed_last = [passage for passage in reversed(wanted) if passage.passage_id in plan.stream]
+    plan.reserve.extend(
+        Leaving((passage.block,), passage.tokens, ranks + i) for i, passage in enumerate(streamed_last, start=1)
+    )
+    return plan
+
+
+def _answer_tokens(budget: int, fixed: int, system: int, question: int, max_tokens: int | None, default: int) -> int:
+    left = budget - fixed
+    if left < 1:
+        raise DoesNotFit(
+            "content",
+            f"{question} tokens with {system} of the system prompt and {fixed - system - question} of template "
+            f"need {fixed + 1} to be answered at all; the session's budget is {budget} tokens",
+        )
+    if max_tokens is None:
+        return min(default, left)
+    if max_tokens > left:
+        raise DoesNotFit(
+            "max_tokens",
+            f"{max_tokens} with {fixed} tokens of system prompt, question and template need {fixed + max_tokens}; "
+            f"the session's budget is {budget} tokens, so at most {left}",
+        )
+    return max_tokens
+
+
+def _order(held: Sequence[Held], wanted: Sequence[str]) -> list[Leaving]:
+    """Everything resident that may leave, first to last."""
+    last_turn = max((block.turn for block in held), default=0)
+    units: dict[str, list[Held]] = {}
+    for block in held:
+        if block.kind != "system":
+            units.setdefault(block.id if block.passage_id else f"exchange {block.turn}", []).append(block)
+
+    def key(unit: list[Held]) -> tuple[int, int, float, int]:
+        first = unit[0]
+        if first.passage_id in wanted:
+            # The worse it was ranked, the earlier it leaves.
+            return 2, -wanted.index(first.passage_id), 0.0, 0
+        latest = first.passage_id is None and first.turn == last_turn
+        tokens = sum(block.tokens for block in unit)
+        return int(latest), 0, sum(block.score * block.tokens for block in unit) / tokens, first.turn
+
+    ordered = sorted(units.values(), key=key)
+    return [
+        Leaving(tuple(block.id for block in unit), sum(block.tokens for block in unit), rank)
+        for rank, unit in enumerate(ordered, start=1)
+    ]

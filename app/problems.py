@@ -1,0 +1,90 @@
+"""Errors as values at the edge: every error response is an RFC 9457 problem detail, made here and only here."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from litestar import MediaType, Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+
+from ingest.errors import InvalidInput, NotFound, TooLarge, Unsupported
+
+log = structlog.get_logger()
+
+
+class Problem(Exception):
+    """An error with an HTTP status. `fields` are added to the problem detail beside type, title, status and detail."""
+
+    def __init__(self, status: HTTPStatus, detail: str, headers: dict[str, str] | None = None, **fields: Any) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers or {}
+        self.fields = fields
+
+    def body(self) -> dict[str, Any]:
+        """The problem detail as JSON-ready values."""
+        return {
+            "type": "about:blank",
+            "title": self.status.phrase,
+            "status": int(self.status),
+            "detail": self.detail,
+            **self.fields,
+        }
+
+
+def invalid(field: str, detail: str) -> Problem:
+    """422: the value of `field` breaks a limit. `detail` gives the value and the limit."""
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{field}: {detail}", field=field)
+
+
+def not_found(what: str, id: str) -> Problem:
+    """404: no such record."""
+    return Problem(HTTPStatus.NOT_FOUND, str(NotFound(what, id)))
+
+
+def as_problem(error: Exception) -> Problem:
+    """The problem that an exception is for the client. An unknown exception is a 500 that tells nothing."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, NotFound):
+        return not_found(error.what, error.id)
+    if isinstance(error, InvalidInput):
+        status = HTTPStatus.UNPROCESSABLE_ENTITY
+        if isinstance(error, TooLarge):
+            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        elif isinstance(error, Unsupported):
+            status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        return Problem(status, str(error), field=error.field)
+    if isinstance(error, ValidationException):
+        return _from_validation(error)
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        return Problem(HTTPStatus(error.status_code), error.detail, headers=dict(error.headers or {}))
+    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed; its log has the reason.")
+
+
+def _from_validation(error: ValidationException) -> Problem:
+    parts: list[str] = []
+    fields: list[str] = []
+    for item in error.extra if isinstance(error.extra, list) else []:
+        key, message = str(item.get("key") or ""), str(item.get("message"))
+        # Our own checks already start with the field's name.
+        parts.append(message if not key or message.startswith(key) else f"{key}: {message}")
+        fields.append(key or message.partition(":")[0])
+    extra: dict[str, Any] = {"field": fields[0]} if fields else {}
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(parts) or error.detail, **extra)
+
+
+def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """Litestar's exception handler."""
+    problem = as_problem(error)
+    if problem.status >= 500 and not isinstance(error, Problem):
+        log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
+    return Response(
+        problem.body(),
+        status_code=problem.status,
+        headers=problem.headers,
+        media_type="application/problem+json" if request.method != "HEAD" else MediaType.JSON,
+    )

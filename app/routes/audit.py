@@ -1,0 +1,49 @@
+"""The audit log across sessions."""
+
+from __future__ import annotations
+
+import asyncio
+
+from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import FromQuery
+
+from app.events import Eviction
+from app.services import Services
+from app.store import EvictionFilter
+from ingest.database import Page
+
+
+class AuditController(Controller):
+    """Evictions of all sessions, deleted ones included."""
+
+    path = "/v1/audit"
+    tags = ("audit",)
+
+    @get("/evictions")
+    async def evictions(
+        self,
+        services: NamedDependency[Services],
+        session_id: FromQuery[str | None] = None,
+        turn_id: FromQuery[str | None] = None,
+        kind: FromQuery[str | None] = None,
+        reason: FromQuery[str | None] = None,
+        document_id: FromQuery[str | None] = None,
+        passage_id: FromQuery[str | None] = None,
+        since: FromQuery[str | None] = None,
+        until: FromQuery[str | None] = None,
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 100,
+    ) -> Page[Eviction]:
+        """Every block that left any session, in the order they left; all conditions given must hold."""
+        where = EvictionFilter(
+            session_id=session_id,
+            turn_id=turn_id,
+            kind=kind,
+            reason=reason,
+            document_id=document_id,
+            passage_id=passage_id,
+            since=since,
+            until=until,
+        )
+        return await asyncio.to_thread(services.store.evictions, where, cursor, limit)

@@ -1,0 +1,188 @@
+"""Documents, ingestion jobs and search."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, delete, get, post
+from litestar.datastructures import UploadFile
+from litestar.di import NamedDependency
+from litestar.exceptions import ClientException
+from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.openapi.spec.enums import OpenAPIFormat, OpenAPIType
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from app.problems import Problem, invalid
+from app.requests import DocumentBody, SearchBody
+from app.services import Services
+from ingest.database import Page
+from ingest.documents import Upload, read_text, read_upload
+from ingest.errors import InvalidInput
+from ingest.records import Document, Job, StoredPassage
+
+
+class _UploadOperation(Operation):
+    """The two forms of an upload, which the handler takes apart itself."""
+
+    def __post_init__(self) -> None:
+        file = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
+        text = Schema(type=OpenAPIType.STRING)
+        files = Schema(
+            type=OpenAPIType.OBJECT,
+            required=["files"],
+            properties={"files": Schema(type=OpenAPIType.ARRAY, items=file), "metadata": text},
+        )
+        properties = {"name": text, "text": text, "media_type": text, "metadata": Schema(type=OpenAPIType.OBJECT)}
+        document = Schema(type=OpenAPIType.OBJECT, required=["name", "text"], properties=dict(properties))
+        self.request_body = RequestBody(
+            required=True,
+            content={
+                "multipart/form-data": OpenAPIMediaType(schema=files),
+                "application/json": OpenAPIMediaType(schema=document),
+            },
+        )
+
+
+class DocumentController(Controller):
+    """Documents and the jobs that ingest them."""
+
+    path = "/v1"
+    tags = ("documents",)
+
+    @post("/documents", status_code=HTTPStatus.ACCEPTED, operation_class=_UploadOperation)
+    async def upload(self, request: Request[Any, Any, Any], services: NamedDependency[Services]) -> dict[str, Any]:
+        """Take documents in: multipart `files` (with an optional `metadata` JSON object), or one document as JSON.
+
+        They are ingested in the background; follow the job. In a multipart upload of several files, those that
+        cannot be read are listed as failed and the rest go on; if none can be read, nothing is recorded.
+        """
+        content_type, _ = request.content_type
+        if content_type == "multipart/form-data":
+            uploads, failed = await self._from_multipart(request, services)
+        elif content_type == "application/json":
+            uploads, failed = [await self._from_json(request, services)], []
+        else:
+            raise Problem(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                f"Content-Type: {content_type or 'none'!r} is neither multipart/form-data nor application/json",
+            )
+        job = await asyncio.to_thread(services.library.submit, uploads, failed)
+        return {"job_id": job.id, "documents": job.documents}
+
+    @staticmethod
+    async def _from_json(request: Request[Any, Any, Any], services: Services) -> Upload:
+        try:
+            body = msgspec.json.decode(await request.body(), type=DocumentBody)
+        except msgspec.ValidationError as error:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"body: {error}") from error
+        except msgspec.DecodeError as error:
+            raise Problem(HTTPStatus.BAD_REQUEST, f"body: not JSON: {error}") from error
+        return await asyncio.to_thread(
+            read_text,
+            body.name,
+            body.text,
+            body.media_type,
+            body.metadata,
+            max_bytes=services.settings.max_upload_bytes,
+        )
+
+    @staticmethod
+    async def _from_multipart(
+        request: Request[Any, Any, Any], services: Services
+    ) -> tuple[list[Upload], list[tuple[str, str]]]:
+        try:
+            form = await request.form()
+        except (ClientException, ValueError) as error:
+            if isinstance(error, ClientException) and error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                raise
+            raise Problem(HTTPStatus.BAD_REQUEST, f"body: not a multipart form: {error}") from error
+        metadata = _metadata(form.get("metadata"))
+        for name in form:
+            if name not in ("files", "metadata"):
+                raise invalid(name, "no such field; the form takes files and metadata")
+        files = [part for part in form.getall("files", []) if isinstance(part, UploadFile)]
+        if not files:
+            raise invalid("files", "no file in the form; it takes one or more")
+        uploads: list[Upload] = []
+        refused: list[tuple[str, InvalidInput]] = []
+        for file in files:
+            data = await file.read()
+            try:
+                uploads.append(
+                    await asyncio.to_thread(
+                        read_upload,
+                        file.filename,
+                        data,
+                        file.content_type,
+                        metadata,
+                        max_bytes=services.settings.max_upload_bytes,
+                    )
+                )
+            except InvalidInput as error:
+                refused.append((file.filename, error))
+        if not uploads:
+            raise refused[0][1]
+        return uploads, [(name, str(error)) for name, error in refused]
+
+    @get("/documents")
+    async def documents(
+        self, services: NamedDependency[Services], cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 50
+    ) -> Page[Document]:
+        """Documents, newest first."""
+        return await asyncio.to_thread(services.library.documents, cursor, limit)
+
+    @get("/documents/{document_id:str}")
+    async def document(self, services: NamedDependency[Services], document_id: FromPath[str]) -> Document:
+        """One document."""
+        return await asyncio.to_thread(services.library.document, document_id)
+
+    @delete("/documents/{document_id:str}")
+    async def remove(self, services: NamedDependency[Services], document_id: FromPath[str]) -> None:
+        """Delete a document and its passages. Its blocks leave each session at that session's next message."""
+        await asyncio.to_thread(services.library.delete, document_id)
+
+    @get("/documents/{document_id:str}/passages")
+    async def passages(
+        self,
+        services: NamedDependency[Services],
+        document_id: FromPath[str],
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 50,
+    ) -> Page[StoredPassage]:
+        """A document's passages in reading order; their texts join to the document's."""
+        return await asyncio.to_thread(services.library.passages, document_id, cursor, limit)
+
+    @get("/jobs")
+    async def jobs(
+        self, services: NamedDependency[Services], cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 50
+    ) -> Page[Job]:
+        """Ingestion jobs, newest first."""
+        return await asyncio.to_thread(services.library.jobs, cursor, limit)
+
+    @get("/jobs/{job_id:str}")
+    async def job(self, services: NamedDependency[Services], job_id: FromPath[str]) -> Job:
+        """One ingestion job and the state of each of its documents."""
+        return await asyncio.to_thread(services.library.job, job_id)
+
+    @post("/search", status_code=HTTPStatus.OK)
+    async def search(
+        self, services: NamedDependency[Services], data: JSONBody[SearchBody]
+    ) -> dict[str, list[StoredPassage]]:
+        """The passages that match a query best, with scores. Any text is a valid query."""
+        where = data.filter.to_filter() if data.filter else None
+        return {"items": await asyncio.to_thread(services.library.search, data.query, data.top_k, where)}
+
+
+def _metadata(part: object) -> dict[str, Any] | None:
+    if part is None:
+        return None
+    try:
+        value = msgspec.json.decode(part) if isinstance(part, str) else part
+    except msgspec.DecodeError as error:
+        raise invalid("metadata", f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise invalid("metadata", f"a {type(value).__name__}, not a JSON object")
+    return value

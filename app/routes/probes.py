@@ -1,0 +1,32 @@
+"""Probes, and the way in."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from litestar import Request, get
+from litestar.response import Redirect
+
+from app.problems import Problem
+
+
+@get("/health", tags=["probes"])
+async def health() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@get("/ready", tags=["probes"])
+async def ready(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    """The model is loaded and the databases are open; 503 until then."""
+    services = request.app.state.boot.services
+    if services.chat.closing:
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping")
+    return {"status": "ready", "model": services.model.name, "turns": services.chat.active_turns}
+
+
+@get("/", include_in_schema=False)
+async def root() -> Redirect:
+    """The API's page, until there is a page to chat on."""
+    return Redirect("/schema")

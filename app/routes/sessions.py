@@ -1,0 +1,178 @@
+"""Chat sessions: messages over SSE, history, cache, evictions and compression."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Controller, Request, Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.types import Receive
+
+from app.engine import TurnHandle
+from app.events import Done, Event, Eviction, Failed, Retrieval
+from app.plan import DoesNotFit
+from app.problems import Problem, invalid
+from app.requests import AskBody, SessionBody
+from app.services import Services
+from app.sse import EventStream, frames
+from app.store import BlockRecord, CompressionPoint, EvictionFilter, Message, SessionRecord
+from ingest.database import Page
+
+
+class SessionController(Controller):
+    """Sessions and what can be asked of them."""
+
+    path = "/v1/sessions"
+    tags = ("sessions",)
+
+    @post("/")
+    async def create(self, services: NamedDependency[Services], data: JSONBody[SessionBody]) -> SessionRecord:
+        """Create a session. `{}` takes every default."""
+        return await services.chat.create(data)
+
+    @get("/")
+    async def sessions(
+        self, services: NamedDependency[Services], cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 50
+    ) -> Page[SessionRecord]:
+        """Sessions, newest first."""
+        return await asyncio.to_thread(services.store.sessions, cursor, limit)
+
+    @get("/{session_id:str}")
+    async def session(self, services: NamedDependency[Services], session_id: FromPath[str]) -> SessionRecord:
+        """One session."""
+        return await asyncio.to_thread(services.store.session, session_id)
+
+    @delete("/{session_id:str}")
+    async def remove(self, services: NamedDependency[Services], session_id: FromPath[str]) -> None:
+        """Delete a session, its history and its cache. Its audit rows stay; they hold no text."""
+        await services.chat.delete(session_id)
+
+    @post("/{session_id:str}/messages", status_code=HTTPStatus.OK)
+    async def ask(
+        self,
+        request: Request[Any, Any, Any],
+        services: NamedDependency[Services],
+        session_id: FromPath[str],
+        data: JSONBody[AskBody],
+    ) -> Response[Any]:
+        """Ask. Streams `retrieval`, `eviction`, `prefill`, `token` and `done` (or `error`) as server-sent events;
+        with `stream: false`, answers once with JSON. Leaving early cancels the turn.
+        """
+        handle = await services.chat.ask(session_id, data)
+        try:
+            events = handle.events()
+            first = await _first(events)
+            if not data.stream:
+                return Response(await _collect(handle, events, first, request.receive))
+        except BaseException:
+            handle.cancel()
+            raise
+        return EventStream(frames(handle.request.turn_id, first, events), release=handle.cancel)
+
+    @post("/{session_id:str}/cancel", status_code=HTTPStatus.OK)
+    async def cancel(self, services: NamedDependency[Services], session_id: FromPath[str]) -> dict[str, bool]:
+        """Stop the answer being written. Returns once the model has stopped; `cancelled` is false if there was none."""
+        return {"cancelled": await services.chat.cancel(session_id)}
+
+    @get("/{session_id:str}/messages")
+    async def messages(
+        self,
+        services: NamedDependency[Services],
+        session_id: FromPath[str],
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 50,
+    ) -> Page[Message]:
+        """The history, oldest first. `limit` counts turns of two messages."""
+        return await asyncio.to_thread(services.store.messages, session_id, cursor, limit)
+
+    @get("/{session_id:str}/cache")
+    async def cache(
+        self,
+        services: NamedDependency[Services],
+        session_id: FromPath[str],
+        block_state: Annotated[str | None, QueryParameter(name="state")] = None,
+        kind: FromQuery[str | None] = None,
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 200,
+    ) -> Page[BlockRecord]:
+        """Every block the session ever held, in stream order, with its state."""
+        return await asyncio.to_thread(services.store.blocks, session_id, cursor, limit, block_state, kind)
+
+    @get("/{session_id:str}/evictions")
+    async def evictions(
+        self,
+        services: NamedDependency[Services],
+        session_id: FromPath[str],
+        turn_id: FromQuery[str | None] = None,
+        kind: FromQuery[str | None] = None,
+        reason: FromQuery[str | None] = None,
+        document_id: FromQuery[str | None] = None,
+        passage_id: FromQuery[str | None] = None,
+        since: FromQuery[str | None] = None,
+        until: FromQuery[str | None] = None,
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 100,
+    ) -> Page[Eviction]:
+        """The session's audit log: every block that left, in the order they left."""
+        where = EvictionFilter(
+            session_id=session_id,
+            turn_id=turn_id,
+            kind=kind,
+            reason=reason,
+            document_id=document_id,
+            passage_id=passage_id,
+            since=since,
+            until=until,
+        )
+        await asyncio.to_thread(services.store.session, session_id)
+        return await asyncio.to_thread(services.store.evictions, where, cursor, limit)
+
+    @get("/{session_id:str}/compression")
+    async def compression(
+        self,
+        services: NamedDependency[Services],
+        session_id: FromPath[str],
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 200,
+    ) -> Page[CompressionPoint]:
+        """Tokens seen against tokens kept, at every eviction and at the end of every turn."""
+        return await asyncio.to_thread(services.store.compression, session_id, cursor, limit)
+
+
+async def _first(events: AsyncIterator[Event]) -> Event:
+    """The first event; a turn that is refused becomes a problem before any byte of a stream is sent."""
+    try:
+        return await anext(events)
+    except DoesNotFit as refusal:
+        raise invalid(refusal.field, str(refusal)) from refusal
+
+
+async def _collect(handle: TurnHandle, events: AsyncIterator[Event], first: Event, receive: Receive) -> dict[str, Any]:
+    """The turn as one value. A client that leaves cancels it."""
+    leaving = asyncio.create_task(_cancel_on_disconnect(handle, receive))
+    sources: list[Any] = []
+    evictions: list[Eviction] = []
+    try:
+        event = first
+        while not isinstance(event, Done | Failed):
+            if isinstance(event, Retrieval):
+                sources = list(event.sources)
+            elif isinstance(event, Eviction):
+                evictions.append(event)
+            event = await anext(events)
+    finally:
+        leaving.cancel()
+    if isinstance(event, Failed):
+        raise Problem(HTTPStatus(event.problem["status"]), event.problem["detail"])
+    return {**msgspec.structs.asdict(event), "sources": sources, "evictions": evictions}
+
+
+async def _cancel_on_disconnect(handle: TurnHandle, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    handle.cancel()

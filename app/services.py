@@ -1,0 +1,116 @@
+"""What the routes work with, and how it comes up: databases, the MLX thread, then the library and the chat service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import structlog
+
+from app import store as audit
+from app.chat import ChatService
+from app.engine import Engine
+from app.problems import Problem
+from app.settings import Settings
+from app.store import Store
+from ingest.database import Database
+from ingest.library import Library
+from ingest.library import migrations as ingest_migrations
+from kv.model import LoadedModel, load_model
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """The parts, once the model is loaded."""
+
+    settings: Settings
+    model: LoadedModel
+    chat: ChatService
+    library: Library
+    store: Store
+
+
+class Boot:
+    """Brings the service up in the background, so that probes answer while the model loads, and takes it down.
+
+    Raises ingest.database.CannotOpen if a database cannot be opened.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        self._audit = Database(settings.folder / "audit.db", audit.migrations)
+        self._documents = Database(settings.folder / "library.db", ingest_migrations)
+        self._engine: Engine | None = None
+        self._services: Services | None = None
+        self._error: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def services(self) -> Services:
+        """The services. Raises Problem 503 while they come up, or if they could not."""
+        if self._services is None:
+            if self._error is not None:
+                raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"the model could not be loaded: {self._error}")
+            raise Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.settings.model} is loading", {"Retry-After": "2"}
+            )
+        return self._services
+
+    def start(self) -> None:
+        """Begin to come up, on the running event loop."""
+        self._task = asyncio.create_task(self._come_up())
+
+    async def wait(self) -> None:
+        """Return when up. Raises what went wrong."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+        if self._error is not None:
+            raise self._error
+
+    def cancel_turns(self) -> None:
+        """Stop every turn and refuse new ones. Safe from a signal handler."""
+        if self._services is not None:
+            self._services.chat.cancel_all()
+
+    async def stop(self) -> None:
+        """Take everything down; queued writes are finished first."""
+        self.cancel_turns()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.stop)
+        if self._services is not None:
+            await asyncio.to_thread(self._services.library.close)
+        for database in (self._audit, self._documents):
+            await asyncio.to_thread(database.close)
+
+    async def _come_up(self) -> None:
+        settings = self.settings
+        started = time.monotonic()
+        log.info("loading model", model=settings.model)
+        try:
+            self._services = await self._build(settings)
+        except Exception as error:
+            log.error("model could not be loaded", model=settings.model, exc_info=error)
+            self._error = error
+        else:
+            log.info("model loaded", model=settings.model, seconds=round(time.monotonic() - started, 1))
+
+    async def _build(self, settings: Settings) -> Services:
+        if lost := await asyncio.wrap_future(self._audit.write(audit.recover)):
+            log.warning("turns were cut off by the last stop and rolled back", turns=lost)
+        self._engine = Engine(
+            lambda: load_model(settings.model),
+            self._audit,
+            prefill_step=settings.prefill_step,
+            max_kv_bytes=settings.kv_memory_mb * 1_000_000,
+        )
+        model = await asyncio.wrap_future(self._engine.loaded)
+        library = await asyncio.to_thread(Library, self._documents, model.codec.count, settings.passage_tokens)
+        chat = ChatService(settings, model, self._engine, self._audit, library)
+        return Services(settings=settings, model=model, chat=chat, library=library, store=chat.store)

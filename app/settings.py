@@ -1,0 +1,114 @@
+"""The service's settings: one struct, read from the environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+PREFIX = "KEEPWHOLE_"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every setting, with its unit. Each is read from the environment variable KEEPWHOLE_<NAME>.
+
+    host, port: where to listen. data_dir: where the databases live. model: the embedded model's name, an mlx-lm
+    folder or a hub name. api_key: the bearer token that requests must carry; None asks for none.
+    budget_tokens: default KV budget of a session, in tokens per layer. prefill_step: most tokens of a forward pass.
+    kv_memory_mb: KV caches of idle sessions beyond this are dropped, oldest first, and rebuilt when needed.
+    passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one request's body.
+    max_turns: turns worked on at once; more are answered 503. blas: see `kv.blas`.
+    log_level: debug, info, warning or error. log_format: auto (text on a terminal, else JSON), text or json.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    data_dir: Path = Path("~/.keepwhole")
+    model: str = "smollm2-135m-instruct"
+    api_key: str | None = None
+    budget_tokens: int = 2048
+    prefill_step: int = 256
+    kv_memory_mb: int = 2048
+    passage_tokens: int = 192
+    max_upload_mb: int = 20
+    max_turns: int = 16
+    blas: str = "auto"
+    log_level: str = "info"
+    log_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        limits = {
+            "port": (0, 65535),
+            "budget_tokens": (64, 1_000_000),
+            "prefill_step": (1, 8192),
+            "kv_memory_mb": (1, 1_000_000),
+            "passage_tokens": (16, 2048),
+            "max_upload_mb": (1, 1024),
+            "max_turns": (1, 256),
+        }
+        for name, (least, most) in limits.items():
+            if not least <= (value := getattr(self, name)) <= most:
+                raise ValueError(f"{PREFIX}{name.upper()}: {value} is not between {least} and {most}")
+        for name, allowed in (
+            ("log_level", ("debug", "info", "warning", "error")),
+            ("log_format", ("auto", "text", "json")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{PREFIX}{name.upper()}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
+            raise ValueError(f"{PREFIX}API_KEY: must be printable ASCII, not empty")
+        if self.api_key is None and not is_loopback(self.host):
+            raise ValueError(
+                f"{PREFIX}HOST: {self.host} is reachable from other machines; set {PREFIX}API_KEY or use 127.0.0.1"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """`data_dir` with the home folder put in."""
+        return self.data_dir.expanduser()
+
+    @property
+    def max_upload_bytes(self) -> int:
+        """`max_upload_mb` in bytes."""
+        return self.max_upload_mb * 1_000_000
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """Settings from the environment, with the overrides that are not None put over them.
+
+    Raises ValueError naming the variable, for a bad value and for a KEEPWHOLE_ variable that is no setting.
+    """
+    environ = os.environ if environ is None else environ
+    names = {PREFIX + name.upper(): name for name in Settings.__struct_fields__}
+    given: dict[str, Any] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(PREFIX):
+            continue
+        if variable not in names:
+            raise ValueError(f"{variable}: no such setting; there are {', '.join(names)}")
+        given[names[variable]] = value
+    given |= {name: value for name, value in overrides.items() if value is not None}
+    hints = Settings.__annotations__
+    for name, value in given.items():
+        if hints[name] == "int" and isinstance(value, str):
+            try:
+                given[name] = int(value)
+            except ValueError:
+                raise ValueError(f"{PREFIX}{name.upper()}: {value!r} is not a whole number") from None
+        elif hints[name] == "Path":
+            given[name] = Path(value)
+    return Settings(**given)
