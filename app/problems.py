@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -70,9 +71,14 @@ def _from_validation(error: ValidationException) -> Problem:
     fields: list[str] = []
     for item in error.extra if isinstance(error.extra, list) else []:
         key, message = str(item.get("key") or ""), str(item.get("message"))
-        # Our own checks already start with the field's name.
-        parts.append(message if not key or message.startswith(key) else f"{key}: {message}")
-        fields.append(key or message.partition(":")[0])
+        if key == "data":
+            # The body as a whole: our own checks start with the field's name, msgspec's put it in backquotes.
+            if message == "'data'":
+                message = "a JSON object is required"
+            named = re.match(r"(\w+): ", message) or re.search(r"field `(\w+)`", message)
+            key = named[1] if named else "body"
+        parts.append(message if message.startswith(f"{key}: ") else f"{key}: {message}")
+        fields.append(key)
     extra: dict[str, Any] = {"field": fields[0]} if fields else {}
     return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(parts) or error.detail, **extra)
 
@@ -80,6 +86,9 @@ def _from_validation(error: ValidationException) -> Problem:
 def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
     """Litestar's exception handler."""
     problem = as_problem(error)
+    if problem.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and "field" not in problem.fields:
+        limit = request.app.state.settings.max_upload_bytes
+        problem.detail, problem.fields = f"body: larger than the limit of {limit} bytes", {"field": "body"}
     if problem.status >= 500 and not isinstance(error, Problem):
         log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
     return Response(

@@ -77,7 +77,7 @@ class DocumentController(Controller):
         try:
             body = msgspec.json.decode(await request.body(), type=DocumentBody)
         except msgspec.ValidationError as error:
-            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"body: {error}") from error
+            raise invalid("body", str(error)) from error
         except msgspec.DecodeError as error:
             raise Problem(HTTPStatus.BAD_REQUEST, f"body: not JSON: {error}") from error
         return await asyncio.to_thread(
