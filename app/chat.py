@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from app import store as audit
 from app.engine import Engine, TurnHandle
-from app.live import system_block
+from app.live import new_block
 from app.problems import Problem, invalid
 from app.requests import AskBody, SessionBody
 from app.settings import Settings
@@ -16,7 +16,7 @@ from app.store import SessionRecord, Store
 from app.turn import Candidate, TurnRequest
 from ingest.database import Database
 from ingest.errors import NotFound
-from ingest.jobs import new_id, now
+from ingest.jobs import new_id
 from ingest.library import Library
 from ingest.records import StoredPassage
 from kv.model import LoadedModel
@@ -54,9 +54,9 @@ class ChatService:
         if budget > self._model.context_length:
             raise invalid("budget_tokens", f"{budget} is more than the model's {self._model.context_length} positions")
         prompt = DEFAULT_SYSTEM_PROMPT if body.system_prompt is None else body.system_prompt
-        created_at = now()
-        system = await asyncio.to_thread(system_block, self._model, prompt, new_id("blk"), created_at)
         template = self._model.template
+        token_ids = await asyncio.to_thread(template.wrap, template.system, prompt)
+        system = new_block(new_id("blk"), "system", token_ids)
         least = system.record.tokens + template.user.tokens + template.assistant.tokens + 2
         if budget < least:
             raise invalid(
@@ -72,8 +72,8 @@ class ChatService:
             method=body.method,
             score=body.score,
             model=self._model.name,
-            created_at=created_at,
-            updated_at=created_at,
+            created_at=system.record.created_at,
+            updated_at=system.record.created_at,
         )
         await asyncio.wrap_future(self._database.write(lambda db: audit.insert_session(db, session, system)))
         return await asyncio.to_thread(self.store.session, session.id)

@@ -86,10 +86,16 @@ def _welcome(settings: Settings, port: int) -> None:
         f"\nKeepwhole is ready: {url}\n\n"
         f"Try:\n  curl {url}/v1/documents{header} -F files=@README.md\n"
         f"  curl {url}/v1/sessions{header} -H 'Content-Type: application/json' -d '{{}}'\n"
-        f"or, in another terminal:\n  keepwhole chat\n"
+        f"or, in another terminal:\n  {_program()} chat --url {url}\n"
         f"The API, on a page: {url}/schema\n"
     )
     sys.stdout.flush()
+
+
+def _program() -> str:
+    """This program as a person in the same folder would call it."""
+    path = os.path.relpath(sys.argv[0])
+    return sys.argv[0] if path.startswith("..") else path
 
 
 def _server_options(function: Any) -> Any:
@@ -109,7 +115,7 @@ def _client(url: str | None, api_key: str | None) -> Client:
 @_server_options
 def ingest(paths: tuple[Path, ...], url: str | None, api_key: str | None) -> None:
     """Send files, or every file in folders (hidden ones apart), to the running server."""
-    from app.client import ServerError
+    from app.client import ServerError, Unreachable
 
     client = _client(url, api_key)
     files = [pair for path in paths for pair in _files(path)]
@@ -123,6 +129,8 @@ def ingest(paths: tuple[Path, ...], url: str | None, api_key: str | None) -> Non
         for path, name in files:
             try:
                 jobs.append(client.upload(path, name)["job_id"])
+            except Unreachable:
+                raise
             except (ServerError, OSError) as error:
                 failed.append((name, str(error)))
             progress.advance(sending)
@@ -160,12 +168,7 @@ def _files(path: Path) -> Iterator[tuple[Path, str]]:
 @_server_options
 def search(query: str, top_k: int, url: str | None, api_key: str | None) -> None:
     """Show the passages that match QUERY best."""
-    from app.client import ServerError
-
-    try:
-        found = _client(url, api_key).call("POST", "/v1/search", json={"query": query, "top_k": top_k})
-    except ServerError as error:
-        raise click.ClickException(str(error)) from error
+    found = _client(url, api_key).call("POST", "/v1/search", json={"query": query, "top_k": top_k})
     for rank, passage in enumerate(found["items"], start=1):
         place = " > ".join(part for part in (passage["name"], passage["heading"]) if part)
         click.secho(f"{rank}. {place}  ({passage['score']:.2f})", bold=True)
@@ -182,14 +185,11 @@ def chat(session_id: str | None, budget_tokens: int | None, top_k: int, url: str
     from app.client import ServerError
 
     client = _client(url, api_key)
-    try:
-        if session_id is None:
-            body = {} if budget_tokens is None else {"budget_tokens": budget_tokens}
-            session_id = client.call("POST", "/v1/sessions", json=body)["id"]
-        else:
-            client.call("GET", f"/v1/sessions/{session_id}")
-    except ServerError as error:
-        raise click.ClickException(str(error)) from error
+    if session_id is None:
+        body = {} if budget_tokens is None else {"budget_tokens": budget_tokens}
+        session_id = client.call("POST", "/v1/sessions", json=body)["id"]
+    else:
+        client.call("GET", f"/v1/sessions/{session_id}")
     console.print(f"[dim]session {session_id}[/dim]")
     while True:
         try:
@@ -200,7 +200,7 @@ def chat(session_id: str | None, budget_tokens: int | None, top_k: int, url: str
         try:
             _show_answer(client, session_id, {"content": question, "top_k": top_k})
         except ServerError as error:
-            console.print(f"[red]{error}[/red]")
+            console.print(str(error), style="red", markup=False)
         except KeyboardInterrupt:
             client.call("POST", f"/v1/sessions/{session_id}/cancel")
             console.print("\n[dim]stopped[/dim]")
@@ -218,7 +218,7 @@ def _show_answer(client: Client, session_id: str, body: dict[str, Any]) -> None:
             click.echo(data["text"], nl=False)
             sys.stdout.flush()
         elif event == "error":
-            console.print(f"\n[red]{data['problem']['detail']}[/red]")
+            console.print(f"\n{data['problem']['detail']}", style="red", markup=False)
         elif event == "done":
             click.echo()
             cache, usage = data["cache"], data["usage"]

@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 
 
-class ServerError(Exception):
-    """The server cannot be reached, or answered with a problem; the message is for a person."""
+class ServerError(click.ClickException):
+    """The server answered with a problem; the message is for a person."""
+
+
+class Unreachable(ServerError):
+    """The server cannot be reached, or broke off."""
 
 
 class Client:
@@ -27,7 +32,7 @@ class Client:
         try:
             response = self._http.request(method, path, **options)
         except httpx.HTTPError as error:
-            raise ServerError(self._unreachable(error)) from error
+            raise self._unreachable(error) from error
         if response.is_error:
             raise ServerError(_problem(response))
         return response.json() if response.content else None
@@ -52,10 +57,10 @@ class Client:
                     elif name == "data":
                         yield event, json.loads(value)
         except httpx.HTTPError as error:
-            raise ServerError(self._unreachable(error)) from error
+            raise self._unreachable(error) from error
 
-    def _unreachable(self, error: Exception) -> str:
-        return f"no answer from {self._url} ({error}); is `keepwhole serve` running?"
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(f"no answer from {self._url} ({error}); is `keepwhole serve` running?")
 
 
 def _problem(response: httpx.Response) -> str:

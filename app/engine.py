@@ -199,15 +199,19 @@ class Engine:
 
     def _start(self, handle: TurnHandle) -> None:
         request = handle.request
-        busy = {other.request.session.id for other in self._running} | {request.session.id}
         try:
             live = self._live().get(request.session)
-            if dropped := self._live().shrink(busy):
-                log.info("idle sessions dropped from memory", sessions=dropped)
             turn = Turn(request=request, live=live, database=self._database, emit=handle.put)
             self._running[handle] = _Running(turn, turn.run())
+            self._shrink()
         except Exception as error:
             self._fail(handle, error)
+
+    def _shrink(self) -> None:
+        """Hold idle sessions to the cap: when one starts, since it may have been read in, and when it has grown."""
+        busy = {handle.request.session.id for handle in self._running}
+        if dropped := self._live().shrink(busy):
+            log.info("idle sessions dropped from memory", sessions=dropped)
 
     def _step(self, handle: TurnHandle, running: _Running) -> None:
         try:
@@ -233,4 +237,5 @@ class Engine:
 
     def _end(self, handle: TurnHandle) -> None:
         self._running.pop(handle, None)
+        self._shrink()
         handle.finish()

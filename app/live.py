@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 
 from app.store import BlockRecord, SessionRecord, Store, StoredBlock
+from ingest.jobs import now
+from ingest.records import StoredPassage
 from kv.model import LoadedModel
 from kv.session import NewBlock, Session
 
@@ -97,22 +99,29 @@ class LiveSessions:
         return dropped
 
 
-def system_block(model: LoadedModel, text: str, block_id: str, created_at: str) -> StoredBlock:
-    """The first block of a session."""
-    tokens = model.template.wrap(model.template.system, text)
+def new_block(
+    block_id: str,
+    kind: str,
+    token_ids: list[int],
+    *,
+    turn_id: str | None = None,
+    turn: int = 0,
+    passage: StoredPassage | None = None,
+) -> StoredBlock:
+    """A resident block as it is recorded. passage: where it is from, if it is one."""
     record = BlockRecord(
         id=block_id,
-        turn_id=None,
-        turn=0,
-        kind="system",
+        turn_id=turn_id,
+        turn=turn,
+        kind=kind,
         state="resident",
-        tokens=len(tokens),
-        document_id=None,
-        passage_id=None,
-        name=None,
-        heading=None,
+        tokens=len(token_ids),
+        document_id=passage.document_id if passage else None,
+        passage_id=passage.id if passage else None,
+        name=passage.name if passage else None,
+        heading=passage.heading if passage else None,
         score=0.0,
-        created_at=created_at,
+        created_at=now(),
         evicted_at=None,
     )
-    return StoredBlock(record=record, token_ids=tokens)
+    return StoredBlock(record=record, token_ids=token_ids)

@@ -7,7 +7,7 @@ has earned. A question and its answer leave together, so that the conversation s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # Room kept for the answer when passages are chosen, as a share of the budget; more is made while it is written.
 _ANSWER_SHARE = 8
@@ -82,7 +82,7 @@ def plan_turn(
 
     held: what is resident, the system prompt among it (kind "system", never evicted).
     question_tokens: the question as a whole message. answer_overhead: what the template writes around an answer.
-    max_tokens: as asked for; None takes `default_max_tokens`, or what fits.
+    max_tokens: as asked for; None takes `default_max_tokens`, or what fits beside the passages.
 
     Raises DoesNotFit, with the numbers, if system prompt, question and answer alone pass the budget.
     """
@@ -90,6 +90,7 @@ def plan_turn(
     fixed = system + question_tokens + answer_overhead
     most = _answer_tokens(budget, fixed, system, question_tokens, max_tokens, default_max_tokens)
 
+    # Passages may take all that the answer does not need at least; what it needs beyond that is made as it is written.
     room = budget - fixed - min(most, max(1, budget // _ANSWER_SHARE))
     by_passage = {block.passage_id: block for block in held if block.passage_id}
     plan = Plan(max_tokens=most)
@@ -99,6 +100,11 @@ def plan_turn(
             continue
         room -= passage.tokens
         (plan.resident if passage.passage_id in by_passage else plan.stream).append(passage.passage_id)
+
+    if max_tokens is None:
+        # An answer of no stated length must not push out the passages it is drawn from.
+        used = sum(p.tokens for p in wanted if p.passage_id not in plan.skipped)
+        plan = replace(plan, max_tokens=min(most, budget - fixed - used))
 
     kept = sum(block.tokens for block in held)
     streamed = sum(p.tokens for p in wanted if p.passage_id in plan.stream)

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 from litestar import MediaType, Request, Response
-from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions import HTTPException, SerializationException, ValidationException
 
 from ingest.errors import InvalidInput, NotFound, TooLarge, Unsupported
 
@@ -61,9 +61,20 @@ def as_problem(error: Exception) -> Problem:
         return Problem(status, str(error), field=error.field)
     if isinstance(error, ValidationException):
         return _from_validation(error)
+    if isinstance(error.__cause__, SerializationException):
+        return not_json(error.__cause__)
     if isinstance(error, HTTPException) and error.status_code < 500:
         return Problem(HTTPStatus(error.status_code), error.detail, headers=dict(error.headers or {}))
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed; its log has the reason.")
+
+
+def not_json(reason: object) -> Problem:
+    """400: the body is not JSON. `reason` is the parser's."""
+    text = str(reason)
+    if "truncated" in text:
+        # msgspec says the same of half a surrogate pair, which JSON's grammar allows and Unicode does not.
+        text += ' (it ends too early, or has half of a surrogate pair, such as "\\ud800" alone)'
+    return Problem(HTTPStatus.BAD_REQUEST, f"body: not JSON: {text}", field="body")
 
 
 def _from_validation(error: ValidationException) -> Problem:

@@ -73,7 +73,7 @@ class SessionBody(_Body):
 class AskBody(_Body):
     """A message to a session.
 
-    top_k: passages to retrieve, 0 to 20. max_tokens: of the answer; absent, 256 or what the budget allows.
+    top_k: passages to retrieve, 0 to 20. max_tokens: of the answer; absent, 256 or what fits beside the passages.
     temperature: 0 (greedy) to 2. stop: a string or up to 4; the answer ends before one. stream: SSE, else JSON.
     """
 

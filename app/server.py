@@ -22,9 +22,10 @@ from litestar.di import Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import SwaggerRenderPlugin
+from litestar.openapi.spec import OpenAPI, Parameter
 from litestar.static_files import create_static_files_router
 
-from app.problems import Problem, to_response
+from app.problems import Problem, invalid, to_response
 from app.routes.audit import AuditController
 from app.routes.documents import DocumentController
 from app.routes.probes import health, ready, root
@@ -60,7 +61,7 @@ def create_app(settings: Settings) -> Litestar:
             create_static_files_router(path="/schema/assets", directories=[_swagger_files()], include_in_schema=False),
         ],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
-        guards=[_require_key],
+        guards=[_require_key, _require_known_query],
         exception_handlers={Exception: to_response},
         lifespan=[lifespan],
         state=State({"boot": boot, "settings": settings}),
@@ -86,6 +87,32 @@ def _require_key(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHan
             "Authorization: the header must be 'Bearer ' and the server's API key",
             {"WWW-Authenticate": "Bearer"},
         )
+
+
+def _require_known_query(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Refuse query parameters that the route does not take: a misspelt filter would silently match everything."""
+    state = connection.app.state
+    if "query_names" not in state:
+        state["query_names"] = _query_names(connection.app.openapi_schema)
+    path, method = connection.scope["path_template"], connection.scope.get("method", "")
+    known = state["query_names"].get((path, method))
+    for name in connection.query_params if known is not None else ():
+        if name not in known:
+            raise invalid(name, f"no such query parameter; there are {', '.join(sorted(known)) or 'none'}")
+
+
+def _query_names(schema: OpenAPI) -> dict[tuple[str, str], set[str]]:
+    """The query parameters of each (path template, method), by the service's own schema."""
+    return {
+        (path, operation_name.upper()): {
+            parameter.name
+            for parameter in operation.parameters or []
+            if isinstance(parameter, Parameter) and parameter.param_in == "query"
+        }
+        for path, item in (schema.paths or {}).items()
+        for operation_name in ("get", "post", "delete")
+        if (operation := getattr(item, operation_name)) is not None
+    }
 
 
 def _swagger_files() -> Path:

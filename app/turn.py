@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 from app import store as audit
+from app.answer import AnswerText, Written
 from app.events import (
     CacheFigures,
     Done,
@@ -28,10 +29,9 @@ from app.events import (
     Token,
     Usage,
 )
-from app.live import LiveSession
+from app.live import LiveSession, new_block
 from app.plan import Held, Leaving, Plan, Wanted, plan_turn
-from app.stop import StopText
-from app.store import BlockRecord, CompressionPoint, SessionRecord, StoredBlock
+from app.store import CompressionPoint, SessionRecord, StoredBlock
 from ingest.database import Database
 from ingest.jobs import new_id, now
 from ingest.records import StoredPassage
@@ -70,13 +70,6 @@ class TurnRequest:
     stop: tuple[str, ...]
     accepted_at: float
     retrieval_seconds: float
-
-
-@dataclass(frozen=True)
-class _Answer:
-    text: str
-    token_ids: list[int]
-    reason: FinishReason
 
 
 @dataclass
@@ -275,78 +268,63 @@ class Turn:
 
     # Answering
 
-    def _answer(self, plan: Plan) -> Generator[None, None, _Answer | None]:
-        request, cache = self.request, self.live.cache
-        model = cache.model
-        after = list(model.template.assistant.after)
-        pick = sampler(request.temperature)
-        stream, stop = model.codec.stream(), StopText(request.stop)
-        tokens: list[int] = []
-        shown: list[str] = []
-        # (tokens, characters) at each token that ended on a whole character: where the answer may be cut.
-        borders = [(0, 0)]
-        characters, fed = 0, -1
-        token = model.template.assistant.before[-1]
+    def _answer(self, plan: Plan) -> Generator[None, None, Written | None]:
+        cache, template = self.live.cache, self.live.cache.model.template.assistant
+        answer = AnswerText(cache.model.codec, self.request.stop, plan.max_tokens)
+        pick = sampler(self.request.temperature)
+        token, fed = template.before[-1], -1
         while True:
             # For this token, the one it leads to, and the template's end.
-            self._make_room(plan, 2 + len(after))
+            self._make_room(plan, 2 + len(template.after))
             logits = cache.step(token)
             fed += 1
             self._note_peak()
             if fed == 0:
                 self._prefilled += 1
-                self._prompt_tokens = self.live.cache.tokens_kept
+                self._prompt_tokens = cache.tokens_kept
             token = pick(logits)
-            if token in model.stop_ids:
+            if token in cache.model.stop_ids:
                 reason: FinishReason = "stop"
                 break
-            tokens.append(token)
             self._step += 1
-            if delta := stream.push(token):
-                characters += len(delta)
-                borders.append((len(tokens), characters))
-                self._show(stop.push(delta), shown)
-            if stop.hit or len(tokens) == plan.max_tokens:
-                reason = "stop" if stop.hit else "length"
+            self._show(answer.push(token))
+            if answer.reason is not None:
+                reason = answer.reason
                 break
             yield
             if self.cancelled:
                 reason = "cancelled"
                 break
-        self._show(stop.flush(), shown)
-        text = "".join(shown)
-        if reason == "cancelled" and not text:
+        self._show(answer.flush())
+        written = answer.finish(reason)
+        if reason == "cancelled" and not written.text:
             return None
-        # The cache is to hold what the client was shown: whole tokens up to a border, and the rest encoded again.
-        whole, length = max(border for border in borders if border[1] <= len(text))
-        rest = model.codec.encode(text[length:])
-        kept = tokens[:whole] + rest
-        fed = min(fed, whole)
-        ending = tokens[fed:whole] + rest + after
+        fed = min(fed, written.whole)
+        ending = [*written.token_ids[fed:], *template.after]
         self._make_room(plan, len(ending))
-        cache.close_answer(len(model.template.assistant.before) + fed, ending)
+        cache.close_answer(len(template.before) + fed, ending)
         self._note_peak()
-        return _Answer(text=text, token_ids=[*model.template.assistant.before, *kept, *after], reason=reason)
+        return written
 
-    def _show(self, text: str, shown: list[str]) -> None:
+    def _show(self, text: str) -> None:
         if not text:
             return
         if self._first_token is None:
             self._first_token = time.monotonic() - self.request.accepted_at
-        shown.append(text)
         self.emit(Token(text=text), None)
 
     # Committing
 
-    def _commit(self, answer: _Answer | None) -> None:
+    def _commit(self, answer: Written | None) -> None:
         request, live = self.request, self.live
+        template = live.cache.model.template.assistant
         blocks: list[StoredBlock] = []
         if answer is None:
             self.roll_back()
         else:
             blocks = [
                 self._stored(self._question_id, "question", request.question_ids),
-                self._stored(self._answer_id, "answer", answer.token_ids),
+                self._stored(self._answer_id, "answer", [*template.before, *answer.token_ids, *template.after]),
             ]
             for block in blocks:
                 live.cache.pin(block.record.id, False)
@@ -354,12 +332,11 @@ class Turn:
                 live.seen_tokens += block.record.tokens
         scores = {block.id: block.score for block in live.cache.blocks()}
         ended = time.monotonic()
-        wrapping = live.cache.model.template.assistant.tokens
         usage = Usage(
             prompt_tokens=self._prompt_tokens,
             cached_tokens=max(0, self._prompt_tokens - self._prefilled),
             prefilled_tokens=self._prefilled,
-            completion_tokens=len(answer.token_ids) - wrapping if answer else 0,
+            completion_tokens=len(answer.token_ids) if answer else 0,
         )
         timings = Timings(
             retrieval=request.retrieval_seconds,
@@ -414,22 +391,8 @@ class Turn:
     def _stored(
         self, block_id: str, kind: str, token_ids: list[int], passage: StoredPassage | None = None
     ) -> StoredBlock:
-        record = BlockRecord(
-            id=block_id,
-            turn_id=self.request.turn_id,
-            turn=self.request.number,
-            kind=kind,
-            state="resident",
-            tokens=len(token_ids),
-            document_id=passage.document_id if passage else None,
-            passage_id=passage.id if passage else None,
-            name=passage.name if passage else None,
-            heading=passage.heading if passage else None,
-            score=0.0,
-            created_at=now(),
-            evicted_at=None,
-        )
-        return StoredBlock(record=record, token_ids=list(token_ids))
+        request = self.request
+        return new_block(block_id, kind, token_ids, turn_id=request.turn_id, turn=request.number, passage=passage)
 
     def _point(self, phase: str) -> CompressionPoint:
         live = self.live

@@ -187,7 +187,7 @@ def _media_type(name: str, given: str | None) -> str:
     by_ending = _ENDINGS.get(ending)
     if told in _UNTOLD:
         if ending in _BINARY_ENDINGS:
-            raise Unsupported(name, f".{ending}", _SUPPORTED)
+            raise Unsupported("media_type", f".{ending}", _SUPPORTED)
         return by_ending or "text/plain"
     if told in ("text/markdown", "text/plain"):
         return told
@@ -199,7 +199,7 @@ def _media_type(name: str, given: str | None) -> str:
         return told
     if told.startswith("text/"):
         return "text/plain"
-    raise Unsupported(name, told, _SUPPORTED)
+    raise Unsupported("media_type", told, _SUPPORTED)
 
 
 def _decode(name: str, data: bytes) -> str:

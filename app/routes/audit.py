@@ -1,11 +1,12 @@
-"""The audit log across sessions."""
+"""The audit log across sessions, and the conditions that every listing of evictions takes."""
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from litestar import Controller, get
-from litestar.di import NamedDependency
+from litestar.di import NamedDependency, Provide
 from litestar.params import FromQuery
 
 from app.events import Eviction
@@ -14,36 +15,42 @@ from app.store import EvictionFilter
 from ingest.database import Page
 
 
+async def eviction_filter(
+    turn_id: FromQuery[str | None] = None,
+    kind: FromQuery[str | None] = None,
+    reason: FromQuery[str | None] = None,
+    document_id: FromQuery[str | None] = None,
+    passage_id: FromQuery[str | None] = None,
+    since: FromQuery[str | None] = None,
+    until: FromQuery[str | None] = None,
+) -> EvictionFilter:
+    """The conditions of the query string, of any session."""
+    return EvictionFilter(
+        turn_id=turn_id,
+        kind=kind,
+        reason=reason,
+        document_id=document_id,
+        passage_id=passage_id,
+        since=since,
+        until=until,
+    )
+
+
 class AuditController(Controller):
     """Evictions of all sessions, deleted ones included."""
 
     path = "/v1/audit"
     tags = ("audit",)
 
-    @get("/evictions")
+    @get("/evictions", dependencies={"where": Provide(eviction_filter)})
     async def evictions(
         self,
         services: NamedDependency[Services],
+        where: NamedDependency[EvictionFilter],
         session_id: FromQuery[str | None] = None,
-        turn_id: FromQuery[str | None] = None,
-        kind: FromQuery[str | None] = None,
-        reason: FromQuery[str | None] = None,
-        document_id: FromQuery[str | None] = None,
-        passage_id: FromQuery[str | None] = None,
-        since: FromQuery[str | None] = None,
-        until: FromQuery[str | None] = None,
         cursor: FromQuery[str | None] = None,
         limit: FromQuery[int] = 100,
     ) -> Page[Eviction]:
         """Every block that left any session, in the order they left; all conditions given must hold."""
-        where = EvictionFilter(
-            session_id=session_id,
-            turn_id=turn_id,
-            kind=kind,
-            reason=reason,
-            document_id=document_id,
-            passage_id=passage_id,
-            since=since,
-            until=until,
-        )
+        where = msgspec.structs.replace(where, session_id=session_id)
         return await asyncio.to_thread(services.store.evictions, where, cursor, limit)

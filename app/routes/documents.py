@@ -15,7 +15,7 @@ from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Sche
 from litestar.openapi.spec.enums import OpenAPIFormat, OpenAPIType
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from app.problems import Problem, invalid
+from app.problems import Problem, as_problem, invalid, not_json
 from app.requests import DocumentBody, SearchBody
 from app.services import Services
 from ingest.database import Page
@@ -79,15 +79,14 @@ class DocumentController(Controller):
         except msgspec.ValidationError as error:
             raise invalid("body", str(error)) from error
         except msgspec.DecodeError as error:
-            raise Problem(HTTPStatus.BAD_REQUEST, f"body: not JSON: {error}") from error
-        return await asyncio.to_thread(
-            read_text,
-            body.name,
-            body.text,
-            body.media_type,
-            body.metadata,
-            max_bytes=services.settings.max_upload_bytes,
-        )
+            raise not_json(error) from error
+        limit = services.settings.max_upload_bytes
+        try:
+            return await asyncio.to_thread(
+                read_text, body.name, body.text, body.media_type, body.metadata, max_bytes=limit
+            )
+        except InvalidInput as error:
+            raise _in_field("text", body.name, error) from error
 
     @staticmethod
     async def _from_multipart(
@@ -124,7 +123,7 @@ class DocumentController(Controller):
             except InvalidInput as error:
                 refused.append((file.filename, error))
         if not uploads:
-            raise refused[0][1]
+            raise _in_field("files", *refused[0])
         return uploads, [(name, str(error)) for name, error in refused]
 
     @get("/documents")
@@ -174,6 +173,14 @@ class DocumentController(Controller):
         """The passages that match a query best, with scores. Any text is a valid query."""
         where = data.filter.to_filter() if data.filter else None
         return {"items": await asyncio.to_thread(services.library.search, data.query, data.top_k, where)}
+
+
+def _in_field(field: str, name: str, error: InvalidInput) -> Problem:
+    """The problem of a file called `name` that came in `field`; ingestion names the file, a client its field."""
+    problem = as_problem(error)
+    if error.field == name or (field == "files" and not error.field.startswith("metadata")):
+        problem.fields["field"] = field
+    return problem
 
 
 def _metadata(part: object) -> dict[str, Any] | None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from litestar import Request, get
+from litestar import HttpMethod, Request, get, route
 from litestar.response import Redirect
 
 from app.problems import Problem
 
 
-@get("/health", tags=["probes"])
+@route("/health", http_method=[HttpMethod.GET, HttpMethod.HEAD], tags=["probes"])
 async def health() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
 
 
-@get("/ready", tags=["probes"])
+@route("/ready", http_method=[HttpMethod.GET, HttpMethod.HEAD], tags=["probes"])
 async def ready(request: Request[Any, Any, Any]) -> dict[str, Any]:
     """The model is loaded and the databases are open; 503 until then."""
     services = request.app.state.boot.services

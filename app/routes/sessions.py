@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, Request, Response, delete, get, post
-from litestar.di import NamedDependency
+from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.types import Receive
 
@@ -18,6 +18,7 @@ from app.events import Done, Event, Eviction, Failed, Retrieval
 from app.plan import DoesNotFit
 from app.problems import Problem, invalid
 from app.requests import AskBody, SessionBody
+from app.routes.audit import eviction_filter
 from app.services import Services
 from app.sse import EventStream, frames
 from app.store import BlockRecord, CompressionPoint, EvictionFilter, Message, SessionRecord
@@ -103,32 +104,17 @@ class SessionController(Controller):
         """Every block the session ever held, in stream order, with its state."""
         return await asyncio.to_thread(services.store.blocks, session_id, cursor, limit, block_state, kind)
 
-    @get("/{session_id:str}/evictions")
+    @get("/{session_id:str}/evictions", dependencies={"where": Provide(eviction_filter)})
     async def evictions(
         self,
         services: NamedDependency[Services],
         session_id: FromPath[str],
-        turn_id: FromQuery[str | None] = None,
-        kind: FromQuery[str | None] = None,
-        reason: FromQuery[str | None] = None,
-        document_id: FromQuery[str | None] = None,
-        passage_id: FromQuery[str | None] = None,
-        since: FromQuery[str | None] = None,
-        until: FromQuery[str | None] = None,
+        where: NamedDependency[EvictionFilter],
         cursor: FromQuery[str | None] = None,
         limit: FromQuery[int] = 100,
     ) -> Page[Eviction]:
         """The session's audit log: every block that left, in the order they left."""
-        where = EvictionFilter(
-            session_id=session_id,
-            turn_id=turn_id,
-            kind=kind,
-            reason=reason,
-            document_id=document_id,
-            passage_id=passage_id,
-            since=since,
-            until=until,
-        )
+        where = msgspec.structs.replace(where, session_id=session_id)
         await asyncio.to_thread(services.store.session, session_id)
         return await asyncio.to_thread(services.store.evictions, where, cursor, limit)
 
