@@ -83,15 +83,26 @@ def _from_validation(error: ValidationException) -> Problem:
     for item in error.extra if isinstance(error.extra, list) else []:
         key, message = str(item.get("key") or ""), str(item.get("message"))
         if key == "data":
-            # The body as a whole: our own checks start with the field's name, msgspec's put it in backquotes.
+            key = _field_of(message)
             if message == "'data'":
                 message = "a JSON object is required"
-            named = re.match(r"(\w+): ", message) or re.search(r"field `(\w+)`", message)
-            key = named[1] if named else "body"
+        elif unknown := re.search(r"unknown field `(\w+)`", message):
+            key = f"{key}.{unknown[1]}"
         parts.append(message if message.startswith(f"{key}: ") else f"{key}: {message}")
         fields.append(key)
     extra: dict[str, Any] = {"field": fields[0]} if fields else {}
     return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(parts) or error.detail, **extra)
+
+
+def wrong_body(message: str) -> Problem:
+    """422: the body is JSON, but not of the right form. `message` is msgspec's."""
+    return invalid(_field_of(message), message)
+
+
+def _field_of(message: str) -> str:
+    """The field that a message about a body is about: our own start with it, msgspec's put it in backquotes."""
+    patterns = (r"^([\w.]+): ", r"field `(\w+)`", r"`\$\.(.+)`$")
+    return next((found[1] for pattern in patterns if (found := re.search(pattern, message))), "body")
 
 
 def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:

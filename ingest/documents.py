@@ -147,18 +147,18 @@ def printable_name(name: str) -> str:
     return safe if safe.strip() else "unnamed"
 
 
-def check_metadata(metadata: dict[str, Any] | None) -> dict[str, Scalar]:
+def check_metadata(metadata: dict[str, Any] | None, field: str = "metadata") -> dict[str, Scalar]:
     """`metadata` unchanged, or {} for None. Raises InvalidInput unless it is a flat, bounded JSON object."""
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
-        raise InvalidInput("metadata", metadata, "it must be a JSON object")
+        raise InvalidInput(field, metadata, "it must be a JSON object")
     if len(metadata) > MAX_METADATA_KEYS:
-        raise InvalidInput("metadata", f"{len(metadata)} keys", f"the limit is {MAX_METADATA_KEYS} keys")
+        raise InvalidInput(field, f"{len(metadata)} keys", f"the limit is {MAX_METADATA_KEYS} keys")
     for key, value in metadata.items():
         if not isinstance(key, str) or not 1 <= len(key) <= MAX_METADATA_KEY or not _encodable(key):
-            raise InvalidInput("metadata", key, f"a key must be text of 1 to {MAX_METADATA_KEY} characters")
-        _check_scalar(f"metadata.{key}", value)
+            raise InvalidInput(field, key, f"a key must be text of 1 to {MAX_METADATA_KEY} characters")
+        _check_scalar(f"{field}.{key}", value)
     return metadata
 
 

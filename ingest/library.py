@@ -251,7 +251,7 @@ def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
             raise InvalidInput("filter.kind", filter.kind, f"it must be one of {', '.join(_KINDS)}")
         conditions.append("passages.kind = ?")
         bound.append(filter.kind)
-    for key, value in check_metadata(filter.metadata).items():
+    for key, value in check_metadata(filter.metadata, "filter.metadata").items():
         # json_each, since a path for json_extract cannot hold every key.
         conditions.append(
             "EXISTS (SELECT 1 FROM json_each(documents.metadata) AS entry"

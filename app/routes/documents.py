@@ -15,7 +15,7 @@ from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Sche
 from litestar.openapi.spec.enums import OpenAPIFormat, OpenAPIType
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from app.problems import Problem, as_problem, invalid, not_json
+from app.problems import Problem, as_problem, invalid, not_json, wrong_body
 from app.requests import DocumentBody, SearchBody
 from app.services import Services
 from ingest.database import Page
@@ -77,7 +77,7 @@ class DocumentController(Controller):
         try:
             body = msgspec.json.decode(await request.body(), type=DocumentBody)
         except msgspec.ValidationError as error:
-            raise invalid("body", str(error)) from error
+            raise wrong_body(str(error)) from error
         except msgspec.DecodeError as error:
             raise not_json(error) from error
         limit = services.settings.max_upload_bytes
