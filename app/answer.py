@@ -65,7 +65,12 @@ class AnswerText:
         The generated tokens are kept up to the last border inside the shown text; the rest is encoded again.
         """
         text = "".join(self._shown)
-        whole, length = max(border for border in self._borders if border[1] <= len(text))
+        # A border is no good if a model wrote bytes that are no text before it: those were not shown.
+        whole, length = next(
+            border
+            for border in reversed(self._borders)
+            if border[1] <= len(text) and self.codec.decode(self.token_ids[: border[0]]) == text[: border[1]]
+        )
         rest = self.codec.encode(text[length:])
         return Written(text=text, token_ids=[*self.token_ids[:whole], *rest], whole=whole, reason=reason)
 

@@ -146,7 +146,7 @@ def _answer_tokens(budget: int, fixed: int, system: int, question: int, max_toke
 
 def _order(held: Sequence[Held], wanted: Sequence[str]) -> list[Leaving]:
     """Everything resident that may leave, first to last."""
-    last_turn = max((block.turn for block in held), default=0)
+    last_turn = max((block.turn for block in held if block.passage_id is None), default=0)
     units: dict[str, list[Held]] = {}
     for block in held:
         if block.kind != "system":

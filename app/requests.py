@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
@@ -86,12 +85,12 @@ class AskBody(_Body):
     stream: bool = True
 
     def __post_init__(self) -> None:
-        if not self.content.strip():
+        if not any(character.isprintable() and not character.isspace() for character in self.content):
             raise ValueError(f"content: {self.content[:20]!r} has no text; it needs at least one visible character")
         _between("top_k", self.top_k, 0, _MAX_TOP_K)
         if self.max_tokens is not None:
             _between("max_tokens", self.max_tokens, 1, 1_000_000)
-        if not math.isfinite(self.temperature) or not 0 <= self.temperature <= 2:
+        if not 0 <= self.temperature <= 2:
             raise ValueError(f"temperature: {self.temperature} is not between 0 and 2")
         if len(self.stop_strings) > _MAX_STOPS:
             raise ValueError(f"stop: {len(self.stop_strings)} strings, the limit is {_MAX_STOPS}")

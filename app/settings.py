@@ -59,8 +59,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{PREFIX}{name.upper()}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
-            raise ValueError(f"{PREFIX}API_KEY: must be printable ASCII, not empty")
+        if (key := self.api_key) is not None and not (
+            key.isascii() and key.isprintable() and key and key == key.strip()
+        ):
+            raise ValueError(f"{PREFIX}API_KEY: must be printable ASCII, not empty, with no space at either end")
         if self.api_key is None and not is_loopback(self.host):
             raise ValueError(
                 f"{PREFIX}HOST: {self.host} is reachable from other machines; set {PREFIX}API_KEY or use 127.0.0.1"
@@ -110,5 +112,7 @@ def read_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
             except ValueError:
                 raise ValueError(f"{PREFIX}{name.upper()}: {value!r} is not a whole number") from None
         elif hints[name] == "Path":
+            if not str(value):
+                raise ValueError(f"{PREFIX}{name.upper()}: must not be empty")
             given[name] = Path(value)
     return Settings(**given)

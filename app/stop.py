@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 
 class StopText:
-    """Passes text through until one of `stops` appears; nothing of it, or after it, comes out."""
+    """Passes text through until one of `stops` appears; nothing of it, or after it, comes out.
+
+    Of several, the one that is complete first counts, so that the end does not depend on how the text came in pieces.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -18,10 +21,10 @@ class StopText:
         if self.hit or not text:
             return ""
         pending = self._held + text
-        found = min((at for stop in self._stops if (at := pending.find(stop)) >= 0), default=-1)
-        if found >= 0:
+        found = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        if found:
             self.hit, self._held = True, ""
-            return pending[:found]
+            return pending[: min(found)[1]]
         keep = max((self._overlap(pending, stop) for stop in self._stops), default=0)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -404,9 +404,12 @@ def _time(name: str, text: str) -> str:
     """Any ISO 8601 time as the stored form, so that texts compare as times."""
     try:
         time = datetime.fromisoformat(text)
-    except ValueError:
+        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        if name == "since":
+            # Rows are stamped in milliseconds: the first that is not earlier.
+            time += timedelta(microseconds=999)
+    except (ValueError, OverflowError):
         raise InvalidInput(name, text, "it must be ISO 8601, such as 2026-01-31T12:00:00Z") from None
-    time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

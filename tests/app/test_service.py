@@ -261,7 +261,7 @@ def test_sessions_beyond_the_memory_cap_are_rebuilt_from_their_blocks(tmp_path: 
     one = service.tell(first, "What is a cat?", top_k=0, max_tokens=16).json()
     assert service.tell(second, "What is a dog?", top_k=0, max_tokens=16).status_code == 200
     events = list(service.ask(first, "And why?", top_k=0, max_tokens=4))
-    assert [data["restored"] for event, data in events if event == "prefill"][0] == one["cache"]["resident_tokens"]
+    assert next(data["restored"] for event, data in events if event == "prefill") == one["cache"]["resident_tokens"]
     assert done(events)["usage"]["cached_tokens"] == 0
     assert "idle sessions dropped" in service.log_path.read_text()
     # The rebuilt session holds what it held: the same answer as one that was never dropped.
