@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 # Debian and Ubuntu put BLIS and OpenBLAS here (`apt install libblis4-pthread`); BLIS decodes a little faster.
+_SYSTEM_ROOTS = (Path("/usr/lib"), Path("/usr/lib64"))
 _SYSTEM_GLOBS = (
     ("BLIS (system)", "blis-pthread/libblas.so.3"),
     ("OpenBLAS (system)", "openblas-pthread/libblas.so.3"),
@@ -23,14 +25,23 @@ _SYSTEM_GLOBS = (
 _WHEEL_PARTS = ("libquadmath*", "libgfortran*", "libgomp*", "libopenblas*")
 
 
+# The wheel's OpenBLAS runs on OpenMP, whose threads by default spin while they wait for each other. With one other busy
+# process on two cores, decoding took 3 times as long (tests/benchmarks/blas.py --busy 1); asleep, they cost nothing.
+_WHEEL_ENVIRONMENT = (("OMP_WAIT_POLICY", "PASSIVE"),)
+
+
 @dataclass(frozen=True)
 class Blas:
-    """A BLAS for MLX. `libraries` are loaded in this order; `tuned` is False for reference BLAS."""
+    """A BLAS for MLX. `libraries` are loaded in this order; `tuned` is False for reference BLAS.
+
+    environment: variables to set before they are loaded, unless the user has set them.
+    """
 
     name: str
     tuned: bool
     libraries: tuple[Path, ...] = ()
     note: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 ACCELERATE = Blas("Accelerate", tuned=True)
@@ -41,7 +52,7 @@ def choose(
     setting: str = "auto",
     *,
     platform: str = sys.platform,
-    system_roots: Sequence[Path] = (Path("/usr/lib"), Path("/usr/lib64")),
+    system_roots: Sequence[Path] = _SYSTEM_ROOTS,
     wheel_libs: Path | None = None,
 ) -> Blas:
     """The BLAS to use, decided from its arguments alone.
@@ -67,22 +78,29 @@ def choose(
     if blis := system["BLIS (system)"]:
         return Blas("BLIS (system)", tuned=True, libraries=(blis,))
     if wheel_libs is not None and (parts := _wheel_parts(wheel_libs)):
-        return Blas("OpenBLAS (faiss-cpu wheel)", tuned=True, libraries=parts)
+        return Blas("OpenBLAS (faiss-cpu wheel)", tuned=True, libraries=parts, environment=_WHEEL_ENVIRONMENT)
     if openblas := system["OpenBLAS (system)"]:
         return Blas("OpenBLAS (system)", tuned=True, libraries=(openblas,))
     return REFERENCE
 
 
-def load(setting: str = "auto", *, opener: Callable[..., object] = ctypes.CDLL) -> Blas:
+def load(
+    setting: str = "auto",
+    *,
+    system_roots: Sequence[Path] = _SYSTEM_ROOTS,
+    opener: Callable[..., object] = ctypes.CDLL,
+) -> Blas:
     """Choose a BLAS and load it. Call it before anything imports `mlx.core`.
 
     Falls back to reference BLAS, with the reason in `note`, when a library cannot be loaded or MLX came first.
     """
-    blas = choose(setting, wheel_libs=_faiss_wheel_libs())
+    blas = choose(setting, system_roots=system_roots, wheel_libs=_faiss_wheel_libs())
     if not blas.libraries:
         return blas
     if "mlx.core" in sys.modules:
         return Blas(REFERENCE.name, tuned=False, note="MLX was imported before a tuned BLAS could be loaded")
+    for name, value in blas.environment:
+        os.environ.setdefault(name, value)
     try:
         for library in blas.libraries:
             opener(str(library), mode=ctypes.RTLD_GLOBAL)

@@ -128,7 +128,9 @@ def test_another_host_needs_a_key(host: str) -> None:
 
 @pytest.mark.parametrize("key", ["", "clé", "a\nb", "a\0", "🔑", "key "])
 def test_a_key_is_printable_ascii_and_is_not_repeated_in_the_refusal(key: str) -> None:
-    with pytest.raises(ValueError, match=r"^KEEPWHOLE_API_KEY: must be printable ASCII, not empty, with no space at either end$"):
+    with pytest.raises(
+        ValueError, match=r"^KEEPWHOLE_API_KEY: must be printable ASCII, not empty, with no space at either end$"
+    ):
         read(HOST="0.0.0.0", API_KEY=key)
 
 

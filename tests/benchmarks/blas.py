@@ -1,9 +1,10 @@
 """Prefill and decode tokens/s of the embedded model: reference BLAS against the tuned ones, in one run.
 
-    .uv/bin/uv run python -m tests.benchmarks.blas [--rounds 3]
+    .uv/bin/uv run python -m tests.benchmarks.blas [--rounds 3] [--busy 1]
 
 Each library is loaded in a process of its own, since it must come before MLX; the processes take turns, and the
-ratio is that of the best rounds, so that a neighbour on a shared machine spoils no single figure.
+ratio is that of the best rounds, so that a neighbour on a shared machine spoils no single figure. `--busy` runs so many
+processes beside it that do nothing but use a core: threads that wait for each other by spinning suffer from them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _PROMPT_SLOW, _STEPS_SLOW = 64, 8
 
 def measure(setting: str) -> dict[str, object]:
     """Load the model with one BLAS and time it. Tokens per second."""
-    chosen = blas.load(setting)
+    if setting == "wheel":
+        chosen = blas.load("auto", system_roots=())
+    else:
+        chosen = blas.load(setting)
     import mlx.core as mx
 
     from kv.model import load_model
@@ -50,8 +54,8 @@ def measure(setting: str) -> dict[str, object]:
 
 
 def settings() -> list[str]:
-    """Reference BLAS, what `auto` chooses here, and every other tuned one that is installed."""
-    found = ["reference", "auto"]
+    """Reference BLAS, the OpenBLAS in the faiss-cpu wheel, and every tuned one that the system has."""
+    found = ["reference", "wheel"]
     for root in (Path("/usr/lib"), Path("/usr/lib64")):
         found += [
             str(path) for pattern in ("blis", "openblas") for path in root.glob(f"*/{pattern}-pthread/libblas.so.3")
@@ -61,12 +65,23 @@ def settings() -> list[str]:
 
 @click.command()
 @click.option("--rounds", default=3, show_default=True)
+@click.option("--busy", default=0, show_default=True, help="Processes that each keep a core busy.")
 @click.option("--one", hidden=True)
-def main(rounds: int, one: str | None) -> None:
+def main(rounds: int, busy: int, one: str | None) -> None:
     """Compare."""
     if one is not None:
         print(json.dumps(measure(one)))
         return
+    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        compare(rounds)
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+
+
+def compare(rounds: int) -> None:
+    """Take turns, and print the best of each."""
     best: dict[str, dict[str, float]] = {}
     for _ in range(rounds):
         for setting in settings():

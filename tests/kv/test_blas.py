@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,23 @@ def test_loading_after_mlx_is_reported_not_pretended(tmp_path: Path) -> None:
     assert not loaded.tuned
     assert "before" in loaded.note
     assert not opened
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_the_wheels_threads_sleep_while_they_wait_unless_the_user_says_otherwise(
+    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(blas, "_faiss_wheel_libs", lambda: wheel)
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    # setenv first, so that the variable is put back as it was.
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        del os.environ["OMP_WAIT_POLICY"]
+    seen: list[str | None] = []
+    loaded = blas.load(
+        system_roots=[tmp_path], opener=lambda path, mode: seen.append(os.environ.get("OMP_WAIT_POLICY"))
+    )
+    if loaded.libraries:
+        assert seen == [expected] * len(loaded.libraries)
+    else:
+        assert sys.platform == "darwin"
