@@ -26,10 +26,7 @@ _PROMPT_SLOW, _STEPS_SLOW = 64, 8
 
 def measure(setting: str) -> dict[str, object]:
     """Load the model with one BLAS and time it. Tokens per second."""
-    if setting == "wheel":
-        chosen = blas.load("auto", system_roots=())
-    else:
-        chosen = blas.load(setting)
+    chosen = blas.load("auto", system_roots=()) if setting == "wheel" else blas.load(setting)
     import mlx.core as mx
 
     from kv.model import load_model
