@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kv.builder import KVCacheBuilder as KVCacheBuilder
-    from kv.chunkkv import ChunkKVCache as ChunkKVCache
-    from kv.config import ChunkKVOptions as ChunkKVOptions
+    from kv.cache import EvictingCache as EvictingCache
     from kv.config import KVCacheConfig as KVCacheConfig
     from kv.group import CacheGroup as CacheGroup
     from kv.model import LoadedModel as LoadedModel
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "CacheGroup": "kv.group",
-    "ChunkKVCache": "kv.chunkkv",
-    "ChunkKVOptions": "kv.config",
+    "EvictingCache": "kv.cache",
     "KVCacheBuilder": "kv.builder",
     "KVCacheConfig": "kv.config",
     "LoadedModel": "kv.model",

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kv.chunkkv import ChunkKVCache
 from kv.config import KVCacheConfig
-from kv.group import CacheGroup, Evicted
+from kv.group import Evicted
 
 
 class KVCacheBuilder:
     """Builds the caches a config asks for, one a layer."""
 
     @staticmethod
-    def for_model(
-        model: Any, config: KVCacheConfig, *, on_evict: Callable[[Evicted], None] | None = None
-    ) -> list[ChunkKVCache]:
+    def for_model(model: Any, config: KVCacheConfig, *, on_evict: Callable[[Evicted], None] | None = None) -> list[Any]:
         """Fresh caches for one stream through an mlx-lm model.
 
         model: an mlx-lm model; `model.layers` gives the number of caches.
@@ -25,19 +22,10 @@ class KVCacheBuilder:
         Raises ValueError if `config.head_dim` is not the model's, or a layer has no plain full attention.
         """
         _check_model(model, config)
-        count = len(model.layers)
-        shared = CacheGroup(config.options, on_evict=on_evict)
-        return [
-            ChunkKVCache(
-                config.options,
-                shared if config.options.scope == "model" else CacheGroup(config.options, on_evict=on_evict),
-                config.head_dim,
-            )
-            for _ in range(count)
-        ]
+        return config.options.build(config.method, len(model.layers), config.head_dim, on_evict)
 
     @staticmethod
-    def factory(model: Any, config: KVCacheConfig) -> Callable[..., list[ChunkKVCache]]:
+    def factory(model: Any, config: KVCacheConfig) -> Callable[..., list[Any]]:
         """A `make_cache` that gives every request caches of its own: `model.make_cache = factory(model, config)`.
 
         A list shared by all requests would leak one stream's state into the next.

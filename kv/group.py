@@ -11,13 +11,11 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from kv.config import ChunkKVOptions
+from kv.policy import Policy
 from kv.units import Unit, UnitTable
 
 if TYPE_CHECKING:
-    from kv.chunkkv import ChunkKVCache
-
-Rows = NDArray[np.int64]
+    from kv.cache import EvictingCache
 
 
 @dataclass(frozen=True)
@@ -37,34 +35,63 @@ class Evicted:
 
 
 class CacheGroup:
-    """The unit tables and the layers they decide for.
+    """The layers that decide together, and the books of what they hold.
 
-    With scope "layer" or "model" there is one table. With "head" there is one a head (and batch row), a "lane",
-    and only chunks of equal size leave, so every lane always holds equally many rows and none is cut to align.
+    With scope "layer" or "model" there is one lane. With "head" there is one a head (and batch row): only chunks of
+    equal size leave then, so every lane always holds equally many rows and none is cut to align.
+
+    While a stream is nothing but chunks, which of them leave is worked out on the device and never read back. Once
+    blocks are declared, or someone asks for the units, unit tables on the host decide. Both decide the same.
     """
 
-    def __init__(self, options: ChunkKVOptions, *, on_evict: Callable[[Evicted], None] | None = None) -> None:
-        self.options = options
-        self.layers: list[ChunkKVCache] = []
-        self.tables = [UnitTable(options)]
+    def __init__(self, policy: Policy, *, on_evict: Callable[[Evicted], None] | None = None) -> None:
+        self.policy = policy
+        self.layers: list[EvictingCache] = []
         self._on_evict = on_evict
+        self._tables = [UnitTable(policy)]
+        # Positions of the kept rows, [lanes, rows], while the device decides; None once the tables do.
+        self._positions: mx.array | None = mx.zeros((1, 0), dtype=mx.int32)
+        if on_evict is not None or not _is_roomy(policy):
+            self._positions = None
+        # Called with the size of each pass when it is accounted for.
+        self.on_settled: Callable[[int], None] | None = None
+        self._rows = 0
+        self._position = 0
+        self._read_many = False
 
     # What is held
 
     @property
     def position(self) -> int:
         """Absolute position of the next token."""
-        return self.tables[0].position
+        return self._position
 
     @property
     def rows(self) -> int:
         """Tokens kept per layer."""
-        return self.tables[0].rows
+        return self._rows
 
     @property
     def nbytes(self) -> int:
         """Bytes held by all layers of the group."""
         return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def tables(self) -> list[UnitTable]:
+        """The unit table of each lane, from now on kept by the host. Waits for the device."""
+        if self._positions is not None:
+            positions = np.array(self._positions)
+            self._positions = None
+            for table, kept in zip(self._tables, positions, strict=True):
+                table.restore(kept.tolist(), self._position)
+        return self._tables
+
+    def positions(self) -> list[list[int]]:
+        """The position of each kept row, by lane. Waits for the device."""
+        if self._positions is None:
+            return [table.positions() for table in self._tables]
+        kept: list[list[int]] = np.array(self._positions).tolist()
+        return kept
 
     def units(self) -> list[Unit]:
         """The resident units in position order. Raises ValueError with scope="head", where heads differ."""
@@ -75,7 +102,8 @@ class CacheGroup:
         table = self._table()
         if not table.rows:
             return []
-        return self._unit_scores(table, self._token_scores()[0])
+        self._score(None, self._rows)
+        return self._unit_scores(table, np.array(self._lane_scores())[0])
 
     # Declaring blocks
 
@@ -105,41 +133,84 @@ class CacheGroup:
 
     # Streaming
 
-    def join(self, layer: ChunkKVCache) -> None:
+    def join(self, layer: EvictingCache) -> None:
         """Add a layer. The group acts when the layer that joined last has taken a pass in."""
         self.layers.append(layer)
 
     def set_lanes(self, lanes: int) -> None:
-        """Give each of `lanes` heads a table of its own, before anything was stored."""
-        self.tables = [UnitTable(self.options) for _ in range(lanes)]
+        """Give each of `lanes` heads a decision of its own, before anything was stored."""
+        self._tables = [UnitTable(self.policy) for _ in range(lanes)]
+        if self._positions is not None:
+            self._positions = mx.zeros((lanes, 0), dtype=mx.int32)
 
     def settle(self, count: int) -> None:
         """Score and account for the pass of `count` tokens that every layer has just stored, then evict.
 
-        Done as if the tokens had come one by one, so that survivors do not depend on how the stream was sliced:
-        a stretch is scored up to the very token that passes the budget, then whole units leave, and so on.
+        Done as if the tokens had come one by one, so that survivors do not depend on how the stream was sliced: a
+        stretch is scored up to the next position at which something must leave, whole units leave, and so on. The
+        rows are gathered once, at the end.
         """
-        table, budget = self.tables[0], self.options.budget
-        first = table.rows
-        total = first + count
-        for layer in self.layers:
-            layer.begin_scores(total)
-        alive: list[Rows] | None = None
-        row = first
+        row, total = self._rows, self._rows + count
+        stored = self._positions
+        index: mx.array | None = None
         while row < total:
-            take = min(total - row, max(0, budget - table.rows) + 1)
-            mask = self._alive_mask(alive, total)
-            for layer in self.layers:
-                layer.score_rows(row, take, mask)
-            for each in self.tables:
-                each.append(take)
+            if self._must_evict():
+                keep = self._evict_least(index, row)
+                if keep is not None:
+                    index = keep if index is None else _compose(index, keep)
+            take = min(total - row, self._until_eviction())
+            if index is not None:
+                fresh = mx.arange(row, row + take)
+                index = mx.concatenate([index, mx.broadcast_to(fresh, (*index.shape[:-1], take))], axis=-1)
             row += take
-            while table.rows > budget:
-                if alive is None:
-                    alive = [np.arange(total) for _ in self.tables]
-                alive = self._evict_least(alive, row)
-        if alive is not None:
-            self._keep(alive)
+            self._advance(take)
+        if self.policy.trigger == "prefill_end":
+            index = self._compress_prompt(count)
+        if index is not None:
+            for layer in self.layers:
+                layer.keep(index)
+        if stored is not None:
+            self._positions = self._followed(stored, index, count)
+        if self.on_settled is not None:
+            self.on_settled(count)
+
+    def _followed(self, stored: mx.array, index: mx.array | None, count: int) -> mx.array:
+        """Positions of the kept rows after a pass: `stored` before it, of which the rows of `index` are left."""
+        fresh = mx.arange(self._position - count, self._position, dtype=mx.int32)
+        rows = mx.concatenate([stored, mx.broadcast_to(fresh, (stored.shape[0], count))], axis=-1)
+        if index is None:
+            return rows
+        return mx.take_along_axis(rows, mx.broadcast_to(index, (stored.shape[0], index.shape[-1])), axis=-1)
+
+    def token_scores(self) -> list[mx.array]:
+        """What each kept token has earned so far, one [B, H_kv, R] a layer."""
+        self._score(None, self._rows)
+        return [layer.scores for layer in self.layers]
+
+    def _score(self, index: mx.array | None, row: int) -> None:
+        """Score what has come since the last time: only an eviction, or someone who asks, needs to know.
+
+        index: the rows that are left of the first `row`; None for all of them.
+        """
+        for layer in self.layers:
+            if new := self._rows - layer.scores.shape[-1]:
+                layer.score_rows(layer.rows_at(index, row), new)
+
+    def set_policy(self, policy: Policy) -> None:
+        """Go on with another budget; what is too much leaves at once."""
+        self.policy = policy
+        if not _is_roomy(policy):
+            self.tables  # noqa: B018
+        for table in self._tables:
+            table.policy = policy
+        for layer in self.layers:
+            layer.policy = policy
+        keep = self._evict_least(None, self._rows) if self._rows > policy.budget else None
+        if keep is not None:
+            if self._positions is not None:
+                self._positions = self._followed(self._positions, keep, 0)
+            for layer in self.layers:
+                layer.keep(keep)
 
     # Evicting
 
@@ -147,22 +218,29 @@ class CacheGroup:
         """Take one resident block out, whatever its score. Raises KeyError, or ValueError if it may not leave."""
         table = self._table()
         unit = table.find(block)
-        if unit.pinned or not unit.complete or unit.start < self.options.n_sink:
+        if unit.pinned or not unit.complete or unit.start < self.policy.n_sink:
             raise ValueError(f"block {block!r} is pinned, unfinished, or holds sinks; it cannot be evicted")
-        index = table.units.index(unit)
-        score = self.scores()[index]
-        alive = self._remove(0, index, np.arange(table.rows))
-        self._keep([alive])
+        number = table.units.index(unit)
+        score = self.scores()[number]
+        begin, end = table.row_spans()[number]
+        table.remove(number)
+        self._rows = table.rows
+        index = mx.concatenate([mx.arange(begin), mx.arange(end, end + self._rows - begin)])
+        for layer in self.layers:
+            layer.keep_scores(index)
+            layer.keep(index)
         return self._report(unit, score, 0)
 
     def truncate(self, position: int) -> None:
         """Forget every token from `position` on, as if it had not been streamed.
 
-        Scores that those tokens gave to others stay. Raises ValueError if it would cut a finished block.
+        Scores that those tokens have given to others stay. Raises ValueError if it would cut a finished block.
         """
-        rows = self._table().truncate(position)
+        table = self._table()
+        self._rows = table.truncate(position)
+        self._position = table.position
         for layer in self.layers:
-            layer.truncate(rows, self.position)
+            layer.truncate(self._rows, self._position)
 
     def rebase(self, ropes: list[nn.Module]) -> None:
         """Renumber the resident tokens 0, 1, 2, … and rotate their keys to match, one rope module a layer.
@@ -170,37 +248,133 @@ class CacheGroup:
         For streams longer than the model's trained context. Keys are stored rotated; the model's own rope, given
         the change of position as its offset, moves them, so scaled variants stay right.
         """
-        deltas = mx.array(self._table().rebase())
+        self._score(None, self._rows)
+        table = self._table()
+        deltas = mx.array(table.rebase())
+        self._position = table.position
         for layer, rope in zip(self.layers, ropes, strict=True):
-            layer.rotate(deltas, rope, self.position)
+            layer.rotate(deltas, rope, self._position)
 
-    # Internals
+    # When
 
-    def _table(self) -> UnitTable:
-        if self.options.scope == "head":
-            raise ValueError('scope="head" keeps other rows in every head; declared blocks need "layer" or "model"')
-        return self.tables[0]
+    def _must_evict(self) -> bool:
+        policy = self.policy
+        if policy.trigger != "over_budget":
+            return False
+        at_border = self._position % policy.stride == 0
+        return self._rows + (policy.stride if at_border else 1) > policy.budget
 
-    def _evict_least(self, alive: list[Rows], stored: int) -> list[Rows]:
-        scores = self._token_scores()
+    def _until_eviction(self) -> int:
+        """Tokens that can come before `_must_evict` is to be asked again."""
+        policy = self.policy
+        if policy.trigger != "over_budget":
+            return 2**62
+        room, border = policy.budget - self._rows, policy.stride - self._position % policy.stride
+        strides = max(0, (room - border - policy.stride) // policy.stride + 1)
+        return min(room, border + strides * policy.stride)
+
+    def _advance(self, take: int) -> None:
+        if self._positions is None:
+            for table in self._tables:
+                table.append(take)
+        self._rows += take
+        self._position += take
+
+    # What
+
+    def _evict_least(self, index: mx.array | None, row: int) -> mx.array | None:
+        """Make room for a stride, or as much of one as can be. Returns which of the kept rows stay, None for all.
+
+        index: where they are among the first `row` that are stored; None for the same places.
+        """
+        self._score(index, row)
+        wanted = self._rows + self.policy.stride - self._position % self.policy.stride - self.policy.budget
+        keep = self._choose_on_host(wanted) if self._positions is None else self._choose_on_device(wanted)
+        if keep is None:
+            return None
+        if self.policy.merge:
+            self._fold(index, keep)
+        for layer in self.layers:
+            layer.keep_scores(keep)
+        self._rows = keep.shape[-1]
+        return keep
+
+    def _choose_on_host(self, wanted: int) -> mx.array | None:
+        scores = np.array(self._lane_scores())
         kept = []
-        for lane, (table, rows) in enumerate(zip(self.tables, alive, strict=True)):
-            unit_scores = self._unit_scores(table, scores[lane][rows[: table.rows]])
-            index = table.pick(unit_scores)
-            if index is None:
+        for lane, table in enumerate(self._tables):
+            unit_scores = self._unit_scores(table, scores[lane])
+            alive = np.ones(table.rows, dtype=bool)
+            spans = dict(zip((id(unit) for unit in table.units), table.row_spans(), strict=True))
+            left = wanted
+            while left > 0 and (number := table.pick(unit_scores)) is not None:
+                begin, end = spans[id(table.units[number])]
+                alive[begin:end] = False
+                left -= end - begin
+                self._report(table.remove(number), unit_scores.pop(number), lane)
+            if self.policy.budget < table.rows + 1:
                 raise RuntimeError(
-                    f"kept tokens passed budget {self.options.budget} with every block pinned or unfinished"
+                    f"kept tokens passed budget {self.policy.budget} with every block pinned or unfinished"
                 )
-            unit = table.units[index]
-            kept.append(self._remove(lane, index, rows))
-            self._report(unit, unit_scores[index], lane)
-        return kept
+            kept.append(np.flatnonzero(alive))
+        if len(kept[0]) == scores.shape[-1]:
+            return None
+        return mx.array(kept[0] if self.policy.scope != "head" else np.stack(kept))
 
-    def _remove(self, lane: int, index: int, rows: Rows) -> Rows:
-        table = self.tables[lane]
-        begin, end = table.row_spans()[index]
-        table.remove(index)
-        return np.concatenate([rows[:begin], rows[end:]])
+    def _choose_on_device(self, wanted: int) -> mx.array:
+        """As `_choose_on_host`, for a stream of chunks alone: [sinks][whole chunks][the chunk that still grows]."""
+        policy = self.policy
+        size, sinks = policy.chunk_size, policy.n_sink
+        growing = (self._position - sinks) % size
+        count = (self._rows - sinks - growing) // size
+        leaving = -(-wanted // size)
+        # The newest `recent` tokens have never left, so whole chunks that reach into them are the last ones.
+        spared = -(-max(0, policy.recent - growing) // size)
+        judged = count - spared
+        scores = self._lane_scores()[:, sinks : sinks + count * size].reshape(-1, count, size)
+        pooled = scores.mean(axis=-1) if policy.pool == "mean" else scores.max(axis=-1)
+        # Stable sorts: of equals the older leaves first.
+        order = mx.argsort(pooled[:, :judged], axis=-1)
+        lanes = order.shape[0]
+        newest = mx.broadcast_to(mx.arange(judged, count), (lanes, count - judged))
+        stay = mx.concatenate([mx.sort(order[:, leaving:], axis=-1), newest], axis=-1)
+        rows = (sinks + stay[..., None] * size + mx.arange(size)).reshape(lanes, -1)
+        first, last = mx.arange(sinks), mx.arange(self._rows - growing, self._rows)
+        keep = mx.concatenate(
+            [mx.broadcast_to(first, (lanes, sinks)), rows, mx.broadcast_to(last, (lanes, growing))], axis=-1
+        )
+        return keep if policy.scope == "head" else keep[0]
+
+    def _compress_prompt(self, count: int) -> mx.array | None:
+        """SnapKV's trigger: the first single-token pass after a longer one is where a prompt ended."""
+        if count > 1:
+            self._read_many = True
+            return None
+        ended, self._read_many = self._read_many, False
+        wanted = self._rows - self.policy.budget
+        if not ended or wanted <= 0:
+            return None
+        for layer in self.layers:
+            # The token that was just made is no part of the prompt, and gives no score; it is the newest and stays.
+            layer.scores = mx.pad(
+                self.policy.scorer.score(layer.scores, layer.rows_at(None, self._rows - 1), self._rows - 1),
+                [(0, 0), (0, 0), (0, 1)],
+            )
+        keep = self._choose_on_device(wanted) if self._positions is not None else self._choose_on_host(wanted)
+        if keep is not None:
+            self._rows = keep.shape[-1]
+        for layer in self.layers:
+            layer.scores = layer.scores[..., :0]
+        return keep
+
+    def _fold(self, index: mx.array | None, keep: mx.array) -> None:
+        rows = mx.arange(self._rows)
+        stays = (keep[..., None, :] == rows[:, None]).any(axis=-1).astype(mx.int32)
+        # A stable sort: those that leave come first, in order.
+        lost = mx.argsort(stays, axis=-1)[..., : self._rows - keep.shape[-1]]
+        for layer in self.layers:
+            places = (lost, keep) if index is None else (_compose(index, lost), _compose(index, keep))
+            layer.fold(*places, lost, keep)
 
     def _report(self, unit: Unit, score: float, lane: int) -> Evicted:
         evicted = Evicted(unit.block, unit.start, unit.seen, score, unit.relevance, lane)
@@ -208,30 +382,30 @@ class CacheGroup:
             self._on_evict(evicted)
         return evicted
 
-    def _keep(self, alive: list[Rows]) -> None:
-        index = mx.array(alive[0] if len(alive) == 1 else np.stack(alive))
-        for layer in self.layers:
-            layer.keep(index)
+    # Internals
 
-    def _token_scores(self) -> NDArray[np.float32]:
+    def _table(self) -> UnitTable:
+        if self.policy.scope == "head":
+            raise ValueError('scope="head" keeps other rows in every head; declared blocks need "layer" or "model"')
+        return self.tables[0]
+
+    def _lane_scores(self) -> mx.array:
         """[lanes, R], pooled over what shares a decision."""
-        if self.options.scope == "head":
+        if self.policy.scope == "head":
             scores = self.layers[0].scores
-            return np.array(scores.reshape(-1, scores.shape[-1]))
-        pooled = mx.stack([layer.scores.mean(axis=(0, 1)) for layer in self.layers]).mean(axis=0)
-        return np.array(pooled)[None]
+            return scores.reshape(-1, scores.shape[-1])
+        return mx.stack([layer.scores.mean(axis=(0, 1)) for layer in self.layers]).mean(axis=0)[None]
 
     def _unit_scores(self, table: UnitTable, token_scores: NDArray[np.float32]) -> list[float]:
-        pool = np.mean if self.options.pool == "mean" else np.max
+        pool = np.mean if self.policy.pool == "mean" else np.max
         return [float(pool(token_scores[a:b])) if b > a else 0.0 for a, b in table.row_spans()]
 
-    def _alive_mask(self, alive: list[Rows] | None, total: int) -> mx.array | None:
-        if alive is None:
-            return None
-        mask = np.zeros((len(alive), total), dtype=bool)
-        for lane, rows in enumerate(alive):
-            mask[lane, rows] = True
-        if len(alive) == 1:
-            return mx.array(mask[None, None])
-        heads = self.layers[0].scores.shape[1]
-        return mx.array(mask.reshape(-1, heads, 1, total))
+
+def _compose(index: mx.array, keep: mx.array) -> mx.array:
+    """The rows of `index` that `keep` keeps, a lane at a time if there are lanes."""
+    return index[keep] if index.ndim == 1 else mx.take_along_axis(index, keep, axis=-1)
+
+
+def _is_roomy(policy: Policy) -> bool:
+    """Whether a stream of chunks alone can always make room without touching the newest `recent` tokens."""
+    return policy.n_sink + policy.recent + policy.stride + 2 * policy.chunk_size - 2 <= policy.budget

@@ -13,9 +13,11 @@ import mlx.core as mx
 from mlx_lm.sample_utils import make_sampler
 
 from kv.builder import KVCacheBuilder
-from kv.config import KVCacheConfig, Pool, Score
+from kv.cache import EvictingCache
+from kv.config import KVCacheConfig
 from kv.group import Evicted
 from kv.model import LoadedModel
+from kv.policy import Pool, Score
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Session:
     """One persistent stream.
 
     model: what runs it. budget: most tokens kept per layer. prefill_step: most tokens a forward pass takes.
-    score, pool: how blocks are scored; see `ChunkKVOptions`.
+    score, pool: how blocks are scored; see `kv.methods.chunkkv`.
 
     Raises ValueError if the budget is longer than the model's trained context.
     """
@@ -69,8 +71,10 @@ class Session:
             chunkkv_scope="model",
             chunkkv_score=score,
             chunkkv_pool=pool,
+            # The session makes room itself; nothing may leave before the budget is truly full.
+            chunkkv_stride=1,
         )
-        self._caches = KVCacheBuilder.for_model(model.model, config)
+        self._caches: list[EvictingCache] = KVCacheBuilder.for_model(model.model, config)
         self._group = self._caches[0].group
 
     # What is held

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv.config import ChunkKVOptions
+from kv.policy import Policy
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class Unit:
 class UnitTable:
     """The resident units of one stream in position order, and those declared for positions to come."""
 
-    def __init__(self, options: ChunkKVOptions) -> None:
-        self.options = options
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
         self.position = 0
         self.rows = 0
         self.units: list[Unit] = []
@@ -136,13 +136,23 @@ class UnitTable:
         if self._ahead and self._ahead[0].start == start:
             unit = self._ahead.pop(0)
         else:
-            n_sink, size = self.options.n_sink, self.options.chunk_size
-            end = n_sink if start < n_sink else n_sink + ((start - n_sink) // size + 1) * size
+            end = self._chunk(start)[1]
             if self._ahead:
                 end = min(end, self._ahead[0].start)
             unit = Unit(start, end - start)
         self.units.append(unit)
         return unit
+
+    def restore(self, positions: Sequence[int], position: int) -> None:
+        """Take over a stream of chunks alone: the positions of its rows, in order, and that of the next token."""
+        self.position = position
+        self.rows = len(positions)
+        self.units = []
+        for kept in positions:
+            if not self.units or kept >= self.units[-1].end:
+                start, end = self._chunk(kept)
+                self.units.append(Unit(start, end - start))
+            self.units[-1].seen += 1
 
     # Evicting
 
@@ -160,7 +170,7 @@ class UnitTable:
         Least relevance first, then least score, then the older. The newest `recent` tokens are spared unless
         nothing else is left.
         """
-        for spared in (self.options.recent_tokens, 0):
+        for spared in (self.policy.recent, 0):
             limit = self.position - spared
             candidates = [i for i, unit in enumerate(self.units) if not self._is_fixed(unit) and unit.end <= limit]
             if candidates:
@@ -174,7 +184,7 @@ class UnitTable:
         return unit
 
     def _is_fixed(self, unit: Unit) -> bool:
-        return unit.pinned or not unit.complete or unit.start < self.options.n_sink
+        return unit.pinned or not unit.complete or unit.start < self.policy.n_sink
 
     # Rewinding and moving
 
@@ -216,6 +226,14 @@ class UnitTable:
         self.position = row
         return deltas
 
+    def _chunk(self, position: int) -> tuple[int, int]:
+        """The span of the sinks, or of the chunk of the grid, that covers a position."""
+        n_sink, size = self.policy.n_sink, self.policy.chunk_size
+        if position < n_sink:
+            return 0, n_sink
+        start = n_sink + (position - n_sink) // size * size
+        return start, start + size
+
     # Checks
 
     def _check_name(self, block: str) -> None:
@@ -223,7 +241,7 @@ class UnitTable:
             raise ValueError(f"block {block!r}: already declared")
 
     def _check_fits(self, new: Unit | None) -> None:
-        n_sink, budget = self.options.n_sink, self.options.budget
+        n_sink, budget = self.policy.n_sink, self.policy.budget
         units = [*self.units, *self._ahead, *([new] if new else [])]
         fixed = n_sink + sum(
             max(0, unit.end - max(unit.start, n_sink))

@@ -15,6 +15,7 @@ class OracleLayer:
     chunk: int
     sinks: int
     recent: int
+    stride: int
     decay: float
     score: str
     pool: str
@@ -41,11 +42,23 @@ class OracleLayer:
         return low, high, None, False
 
     def push(self, key: np.ndarray) -> list[int]:
-        """key: [layers * heads, D]. Returns the starts of the units evicted."""
+        """key: [layers * heads, D]. Returns the starts of the units evicted, before the key came."""
+        gone = []
+        border = self.seen % self.stride == 0
+        if len(self.positions) + (self.stride if border else 1) > self.budget:
+            room = self.stride - self.seen % self.stride
+            while len(self.positions) + room > self.budget and (start := self._drop()) is not None:
+                gone.append(start)
+        self._take_in(key)
+        return gone
+
+    def _take_in(self, key: np.ndarray) -> None:
         lanes = key.shape[0]
-        if self.score == "key_norm":
-            fresh = np.linalg.norm(key, axis=-1)
+        if self.score in ("key_norm", "low_norm"):
+            fresh = np.linalg.norm(key, axis=-1) * (1 if self.score == "key_norm" else -1)
         else:
+            if self.score == "current":
+                self.scores = [np.zeros(lanes) for _ in self.scores]
             self.scores = [s * self.decay for s in self.scores]
             if self.keys:
                 stack = np.stack(self.keys)
@@ -58,12 +71,8 @@ class OracleLayer:
         self.scores.append(fresh)
         self.positions.append(self.seen)
         self.seen += 1
-        gone = []
-        while len(self.positions) > self.budget:
-            gone.append(self._drop())
-        return gone
 
-    def _drop(self) -> int:
+    def _drop(self) -> int | None:
         units: dict[int, list[int]] = {}
         for row, position in enumerate(self.positions):
             units.setdefault(self.span(position)[0], []).append(row)
@@ -77,6 +86,8 @@ class OracleLayer:
                 ranked.append((np.mean(pooled) if self.pool == "mean" else np.max(pooled), start))
             if ranked:
                 break
+        if not ranked:
+            return None
         start = min(ranked)[1]
         for row in reversed(units[start]):
             del self.keys[row], self.scores[row], self.positions[row]

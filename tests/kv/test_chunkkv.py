@@ -14,6 +14,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from kv import KVCacheBuilder, KVCacheConfig
 from kv.group import Evicted
+from tests.kv.feeding import FakeLayers, feed, named_values
 from tests.kv.oracle import OracleLayer
 
 LAYERS, HEADS, WIDTH = 3, 2, 16
@@ -39,29 +40,6 @@ def tiny() -> Any:
     return model
 
 
-class FakeLayers:
-    """Only the number of layers matters to the builder when keys are fed by hand."""
-
-    def __init__(self, count: int) -> None:
-        self.layers = [type("Layer", (), {"self_attn": object()})() for _ in range(count)]
-
-
-def feed(caches: list[Any], keys: np.ndarray, values: np.ndarray, slices: list[int]) -> None:
-    """keys: [layers, H, n, D]. One pass per slice, as a model would: layer by layer."""
-    at = 0
-    for size in slices:
-        for layer, cache in enumerate(caches):
-            k = mx.array(keys[layer, None, :, at : at + size])
-            v = mx.array(values[layer, None, :, at : at + size])
-            stored = cache.tokens_kept
-            offset = cache.offset
-            assert offset == at
-            fetched, _ = cache.update_and_fetch(k, v)
-            assert fetched.shape[2] == stored + size
-        at += size
-        mx.eval([cache.state for cache in caches])
-
-
 def slicing(draw: Any, total: int) -> list[int]:
     sizes = []
     while sum(sizes) < total:
@@ -75,6 +53,7 @@ def cases(draw: Any) -> dict[str, Any]:
     sinks = draw(st.integers(0, 4))
     budget = draw(st.integers(sinks + chunk + 1, 40))
     recent = draw(st.integers(0, budget - sinks - chunk))
+    stride = draw(st.integers(1, max(1, (budget - sinks - chunk + 1) // 2)))
     total = draw(st.integers(1, 120))
     scope = draw(st.sampled_from(["head", "layer", "model"]))
     blocks: dict[int, tuple[int, str, bool]] = {}
@@ -95,11 +74,13 @@ def cases(draw: Any) -> dict[str, Any]:
         "blocks": blocks,
         "total": total,
         "slices": slicing(draw, total),
+        "on_host": draw(st.booleans()),
         "options": {
             "chunkkv_budget": budget,
             "chunkkv_chunk_size": chunk,
             "chunkkv_n_sink": sinks,
             "chunkkv_recent": recent,
+            "chunkkv_stride": stride,
             "chunkkv_scope": scope,
             "chunkkv_score": draw(st.sampled_from(["attn_mass", "key_norm"])),
             "chunkkv_pool": draw(st.sampled_from(["mean", "max"])),
@@ -118,6 +99,7 @@ def oracles(case: dict[str, Any], keys: np.ndarray) -> list[list[int]]:
             chunk=o["chunkkv_chunk_size"],
             sinks=o["chunkkv_n_sink"],
             recent=o["chunkkv_recent"],
+            stride=o["chunkkv_stride"],
             decay=o["chunkkv_decay"],
             score=o["chunkkv_score"],
             pool=o["chunkkv_pool"],
@@ -140,17 +122,17 @@ def oracles(case: dict[str, Any], keys: np.ndarray) -> list[list[int]]:
 def test_survivors_equal_the_oracle_however_the_stream_is_sliced(case: dict[str, Any]) -> None:
     rng = np.random.default_rng(case["seed"])
     keys = rng.normal(size=(LAYERS, HEADS, case["total"], WIDTH)).astype(np.float32)
-    # Values that name their token: survivors are read from what the cache holds, not from its own books.
-    values = np.broadcast_to(np.arange(case["total"], dtype=np.float32)[None, None, :, None], keys.shape).copy()
+    values = named_values(keys.shape)
     evicted: list[Evicted] = []
-    caches = KVCacheBuilder.for_model(FakeLayers(LAYERS), KVCacheConfig(**case["options"]), on_evict=evicted.append)
-    if case["scope"] != "head":
+    on_evict = evicted.append if case["on_host"] else None
+    caches = KVCacheBuilder.for_model(FakeLayers(LAYERS), KVCacheConfig(**case["options"]), on_evict=on_evict)
+    if case["blocks"]:
         for group in {id(c.group): c.group for c in caches}.values():
             for start, (end, name, pinned) in case["blocks"].items():
                 group.declare(start, end, name, pinned=pinned)
     feed(caches, keys, values, case["slices"])
 
-    survivors = []
+    found = []
     for layer, cache in enumerate(caches):
         assert cache.tokens_kept <= case["options"]["chunkkv_budget"]
         assert cache.offset == cache.tokens_seen == case["total"]
@@ -158,15 +140,15 @@ def test_survivors_equal_the_oracle_however_the_stream_is_sliced(case: dict[str,
         held = np.array(cache.values[0, :, : cache.tokens_kept, 0]).astype(int)
         for head in range(HEADS):
             np.testing.assert_array_equal(held_keys[head], keys[layer, head][held[head]])
-            survivors.append(held[head].tolist())
+            found.append(held[head].tolist())
     expected = oracles(case, keys)
-    per_decision = len(survivors) // len(expected)
+    per_decision = len(found) // len(expected)
     for index, positions in enumerate(expected):
-        for same in survivors[index * per_decision : (index + 1) * per_decision]:
+        for same in found[index * per_decision : (index + 1) * per_decision]:
             assert same == positions
 
     for start, (end, name, pinned) in case["blocks"].items():
-        for held_positions in survivors:
+        for held_positions in found:
             inside = [p for p in held_positions if start <= p < end]
             whole = list(range(start, min(end, case["total"])))
             assert inside in ([], whole), f"block {name} was cut"
@@ -206,7 +188,7 @@ def test_attention_after_evictions_equals_full_attention_masked_to_the_survivors
     outputs, at = [], 0
     for size in slices:
         for layer, cache in enumerate(caches):
-            kept = cache.group.tables[0].positions()
+            kept = cache.group.positions()[0]
             for query in range(at, at + size):
                 visible[layer, query, kept] = True
                 visible[layer, query, at : query + 1] = True

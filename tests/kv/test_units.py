@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kv.config import ChunkKVOptions
+from kv.methods.chunkkv import ChunkKVOptions
 from kv.units import UnitTable
 
 
 def table(**options: object) -> UnitTable:
-    return UnitTable(ChunkKVOptions(**{"budget": 40, "chunk_size": 4, "n_sink": 2, "recent": 0, **options}))
+    chosen = ChunkKVOptions(**{"budget": 40, "chunk_size": 4, "n_sink": 2, "recent": 0, **options})
+    return UnitTable(chosen.policies(1)[0])
 
 
 def spans(t: UnitTable) -> list[tuple[int, int, str | None]]:

@@ -1,14 +1,11 @@
-"""ChunkKV: a KV cache that keeps or evicts whole chunks and whole declared blocks under a fixed token budget.
+"""One layer's evicting cache, following mlx-lm's cache protocol. Its group decides what leaves; it moves the tensors.
 
-Method: ChunkKV (Liu et al., arXiv:2502.00299) as adapted by the chunkkv source document: units are ranked by a pooled
-per-token proxy, since a cache sees keys and values but not attention. What is done otherwise than there, and why:
+What every method here has in common, where the chunkkv source document and its peers do otherwise, and why:
 
 - A forward pass attends to every stored row and all of its own; only what is *stored* shrinks, afterwards. Evicting
   first would shift the causal mask that mlx-lm aligns to the lower right.
 - `offset` is the true position, never the number of kept rows: mlx-lm rotates by it before it calls the cache.
 - The mask is None or the string "causal", which every layer aligns to its own rows.
-- A chunk is a fixed span of positions, never re-partitioned over compacted rows and never cut to align heads.
-- Collected attention decays and the newest tokens are spared, or the oldest tokens would win by age alone.
 - The model's dtype is kept, and buffers shrink when rows leave: `nbytes` is what is held.
 """
 
@@ -19,22 +16,22 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from kv import scoring
-from kv.config import ChunkKVOptions
 from kv.group import CacheGroup
+from kv.policy import Policy
 
 _STEP = 64
 
 
-class ChunkKVCache:
-    """One layer's cache, following mlx-lm's cache protocol. Build them with `KVCacheBuilder`.
+class EvictingCache:
+    """One layer's cache. Build them with `KVCacheBuilder`.
 
-    options: the method's options. group: the layers that decide together.
+    method: the method's name. policy: what it does. group: the layers that decide together.
     head_dim: the key width to expect, checked at the first pass; None takes any.
     """
 
-    def __init__(self, options: ChunkKVOptions, group: CacheGroup, head_dim: int | None = None) -> None:
-        self.options = options
+    def __init__(self, method: str, policy: Policy, group: CacheGroup, head_dim: int | None = None) -> None:
+        self.method = method
+        self.policy = policy
         self.group = group
         self.head_dim = head_dim
         self.offset = 0
@@ -50,12 +47,12 @@ class ChunkKVCache:
     @property
     def layer_budget(self) -> int:
         """Most tokens kept between forward passes."""
-        return self.options.budget
+        return self.policy.budget
 
     @property
     def chunk_size(self) -> int:
         """Tokens in an eviction unit of undeclared text."""
-        return self.options.chunk_size
+        return self.policy.chunk_size
 
     @property
     def tokens_kept(self) -> int:
@@ -84,15 +81,13 @@ class ChunkKVCache:
         """
         self._check(keys, values)
         count = keys.shape[2]
-        if self.options.scope == "head" and self.keys is None:
+        if self.policy.scope == "head" and self.keys is None:
             self.group.set_lanes(keys.shape[0] * keys.shape[1])
         all_keys, all_values = self._append(keys, values)
         self.offset += count
         self.tokens_seen += count
         if self is self.group.layers[-1]:
             self.group.settle(count)
-            # Attention does not need the scores; without this edge their graph would grow until the next eviction.
-            all_keys = mx.depends([all_keys], [layer.scores for layer in self.group.layers])[0]
         return all_keys, all_values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -112,7 +107,7 @@ class ChunkKVCache:
 
     @state.setter
     def state(self, value: Any) -> None:
-        raise ValueError("ChunkKVCache cannot be loaded from a saved state")
+        raise ValueError(f"{type(self).__name__} cannot be loaded from a saved state")
 
     def is_trimmable(self) -> bool:
         """False: mlx-lm may not cut rows off, since that could cut a block. See `CacheGroup.truncate`."""
@@ -128,39 +123,52 @@ class ChunkKVCache:
 
     # For the group
 
-    def begin_scores(self, total: int) -> None:
-        """Make room in the scores for rows up to `total`."""
+    def rows_at(self, index: mx.array | None, end: int) -> mx.array:
+        """The keys of the rows of `index`, or of the first `end` rows: [B, H_kv, n, D]. See `keep`."""
         assert self.keys is not None
-        shape = (*self.keys.shape[:2], total - self.scores.shape[-1])
-        old = self.scores if self.scores.shape[-1] else mx.zeros((*shape[:2], 0))
-        if self.options.score == "key_norm":
-            fresh = scoring.key_norms(self.keys[..., old.shape[-1] : total, :])
-        else:
-            fresh = mx.zeros(shape)
-            if not old.shape[-1]:
-                # No row can score the very first token; the source document starts it at 1.
-                fresh[..., 0] = 1.0
-        self.scores = mx.concatenate([old, fresh], axis=-1)
+        if index is None:
+            return self.keys[..., :end, :]
+        return _take(self.keys, index)
 
-    def score_rows(self, first: int, count: int, alive: mx.array | None) -> None:
-        """Let rows [first, first + count) score the rows before them."""
-        if self.options.score == "attn_mass":
-            assert self.keys is not None
-            self.scores = scoring.add_attention_mass(self.scores, self.keys, first, count, self.options.decay, alive)
+    def score_rows(self, keys: mx.array, new: int) -> None:
+        """Let the last `new` rows of `keys` earn and give scores."""
+        self.scores = self.policy.scorer.score(self.scores, keys, new)
+
+    def keep_scores(self, index: mx.array) -> None:
+        """Keep the scores of the rows of `index`; see `keep`."""
+        self.scores = _take(self.scores[..., None], index)[..., 0]
 
     def keep(self, index: mx.array) -> None:
-        """Keep the rows of `index`, [n] for all heads or [B * H_kv, n] a head each; the buffers shrink to them."""
+        """Keep the keys and values of the rows of `index`; the buffers shrink to them.
+
+        index: [n] for all heads, or [B * H_kv, n] for each its own.
+        """
         assert self.keys is not None
         assert self.values is not None
-        if index.ndim == 1:
-            self.keys, self.values = self.keys[:, :, index], self.values[:, :, index]
-            self.scores = self.scores[:, :, index]
-        else:
-            index = index.reshape(*self.keys.shape[:2], -1)
-            self.keys = mx.take_along_axis(self.keys, index[..., None], axis=2)
-            self.values = mx.take_along_axis(self.values, index[..., None], axis=2)
-            self.scores = mx.take_along_axis(self.scores, index, axis=2)
+        self.keys, self.values = _take(self.keys, index), _take(self.values, index)
         self._rows = index.shape[-1]
+
+    def fold(self, lost: mx.array, kept: mx.array, lost_scores: mx.array, kept_scores: mx.array) -> None:
+        """Fold the values of rows `lost` into those of the rows `kept` whose keys resemble theirs most.
+
+        By how much: the ratio of their scores, at most 1, which is CaM's merge probability (its Eq. 14), so that
+        nothing is random. lost: [m], kept: [n], or [B * H_kv, m] and [B * H_kv, n]; the other two say where their
+        scores are.
+        """
+        assert self.keys is not None
+        assert self.values is not None
+        lost_keys, kept_keys = (_unit(_take(self.keys, rows)) for rows in (lost, kept))
+        nearest = mx.argmax(lost_keys @ kept_keys.swapaxes(-1, -2), axis=-1)
+        scores = self.scores[..., None]
+        theirs = mx.take_along_axis(_take(scores, kept_scores)[..., 0], nearest, axis=-1)
+        earned = _take(scores, lost_scores)[..., 0] / mx.maximum(theirs, 1e-9)
+        share = (nearest[..., None, :] == mx.arange(kept.shape[-1])[:, None]) * mx.clip(earned, 0, 1)[..., None, :]
+        share = share.astype(self.values.dtype)
+        folded = (_take(self.values, kept) + share @ _take(self.values, lost)) / (1 + share.sum(axis=-1, keepdims=True))
+        index = _index(self.values, kept)
+        self.values = mx.put_along_axis(
+            self.values, mx.broadcast_to(index[..., None], (*index.shape, self.values.shape[-1])), folded, axis=2
+        )
 
     def truncate(self, rows: int, position: int) -> None:
         """Forget rows from `rows` on; the next token is at `position`."""
@@ -183,6 +191,8 @@ class ChunkKVCache:
 
     def _append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         end = self._rows + keys.shape[2]
+        if self.keys is None:
+            self.scores = mx.zeros((*keys.shape[:2], 0))
         self.keys = self._grown(self.keys, keys, end)
         self.values = self._grown(self.values, values, end)
         self.keys[..., self._rows : end, :] = keys
@@ -195,7 +205,7 @@ class ChunkKVCache:
         if buffer is not None and end <= held:
             return buffer
         # Spare rows make decoding cheap, but never beyond the budget: the promised peak is budget + one pass.
-        room = max(end, min(-(-end // _STEP) * _STEP, self.options.budget))
+        room = max(end, min(-(-end // _STEP) * _STEP, self.policy.budget))
         spare = mx.zeros((*new.shape[:2], room - self._rows, new.shape[3]), dtype=new.dtype)
         if buffer is None:
             return spare
@@ -206,9 +216,9 @@ class ChunkKVCache:
             raise ValueError(f"keys {keys.shape} and values {values.shape} differ in batch, heads or tokens")
         if self.head_dim is not None and keys.shape[3] != self.head_dim:
             raise ValueError(f"head_dim: keys are {keys.shape[3]} wide, the cache was built for {self.head_dim}")
-        if keys.shape[0] != 1 and self.options.scope != "head":
+        if keys.shape[0] != 1 and self.policy.scope != "head":
             raise ValueError(
-                f"batch of {keys.shape[0]}: scope {self.options.scope!r} serves one stream a cache; "
+                f"batch of {keys.shape[0]}: scope {self.policy.scope!r} serves one stream a cache; "
                 'use scope="head" or a cache for each'
             )
         if self.keys is None or self.values is None:
@@ -218,3 +228,24 @@ class ChunkKVCache:
                 raise ValueError(f"{name}: dtype {new.dtype} after {held.dtype}")
             if (*new.shape[:2], new.shape[3]) != (*held.shape[:2], held.shape[3]):
                 raise ValueError(f"{name}: shape {new.shape} does not continue {held.shape}")
+
+
+def _index(rows: mx.array, index: mx.array) -> mx.array:
+    """`index` as [B, H_kv, n]."""
+    return (
+        mx.broadcast_to(index, (*rows.shape[:2], index.shape[-1]))
+        if index.ndim == 1
+        else index.reshape(*rows.shape[:2], -1)
+    )
+
+
+def _take(rows: mx.array, index: mx.array) -> mx.array:
+    """Rows of [B, H_kv, R, D] by index [n], or [B * H_kv, n] for each head its own."""
+    if index.ndim == 1:
+        return rows[:, :, index]
+    return mx.take_along_axis(rows, _index(rows, index)[..., None], axis=2)
+
+
+def _unit(vectors: mx.array) -> mx.array:
+    vectors = vectors.astype(mx.float32)
+    return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)

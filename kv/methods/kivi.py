@@ -1,0 +1,167 @@
+"""KIVI: nothing leaves, but all except the newest tokens is stored in 2 bits: keys by channel, values by token.
+
+Source: Liu et al., arXiv:2402.02750. Keys have outliers in fixed channels, so a channel's tokens share a scale; values
+have none, so a token's channels do. Adapted: MLX's affine quantisation, and dequantised before attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import mlx.core as mx
+
+from kv.group import Evicted
+from kv.options import Options, check_int
+from kv.policy import Axes, Policy
+
+_BITS = (2, 3, 4, 8)
+_GROUPS = (32, 64, 128)
+
+Packed = tuple[mx.array, mx.array, mx.array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KIVIOptions(Options):
+    """Options of `method="kivi"`.
+
+    bits: 2, 3, 4 or 8. group_size: tokens (keys) or channels (values) that share a scale: 32, 64 or 128.
+    residual: newest tokens kept in the model's dtype.
+    """
+
+    axes: ClassVar[Axes] = Axes(granularity="bits", trigger="every full group", score="none", budget="bits a token")
+
+    bits: int = 2
+    group_size: int = 32
+    residual: int = 32
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (("bits", self.bits, _BITS), ("group_size", self.group_size, _GROUPS)):
+            if value not in allowed:
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(str, allowed))}")
+        check_int("residual", self.residual, 0)
+
+    def policies(self, layers: int) -> list[Policy]:
+        """None: nothing is evicted."""
+        return []
+
+    def build(
+        self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
+    ) -> list[Any]:
+        """One cache a layer. Raises ValueError if `head_dim` is no multiple of `group_size`."""
+        if head_dim is not None and head_dim % self.group_size:
+            raise ValueError(f"group_size: {self.group_size} does not divide head_dim {head_dim}")
+        return [KIVICache(self, head_dim) for _ in range(layers)]
+
+
+class KIVICache:
+    """One layer's quantised cache, following mlx-lm's cache protocol."""
+
+    method = "kivi"
+    chunk_size = 1
+
+    def __init__(self, options: KIVIOptions, head_dim: int | None = None) -> None:
+        self.options = options
+        self.head_dim = head_dim
+        self.offset = 0
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self._packed_keys: list[Packed] = []
+        self._packed_values: list[Packed] = []
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of the stream so far."""
+        return self.offset
+
+    @property
+    def tokens_kept(self) -> int:
+        """The same: no token leaves."""
+        return self.offset
+
+    @property
+    def layer_budget(self) -> int:
+        """Unbounded."""
+        return 2**62
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, scales and biases included."""
+        if self.keys is None or self.values is None:
+            return 0
+        packed = sum(part.nbytes for group in (*self._packed_keys, *self._packed_values) for part in group)
+        return packed + self.keys.nbytes + self.values.nbytes
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes in the model's dtype / bytes held."""
+        if self.keys is None or self.values is None:
+            return 1.0
+        batch, heads = self.keys.shape[:2]
+        row = batch * heads * sum(array.shape[3] * array.dtype.size for array in (self.keys, self.values))
+        return row * self.offset / self.nbytes
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Store a pass and return every row to attend to: the pass itself exact, what was packed before dequantised.
+
+        keys, values: [B, H_kv, N, D]. Raises ValueError if a width is no multiple of the group size.
+        """
+        for name, array in (("keys", keys), ("values", values)):
+            if array.shape[3] % self.options.group_size:
+                raise ValueError(
+                    f"group_size: {self.options.group_size} does not divide the width {array.shape[3]} of {name}"
+                )
+        if self.head_dim is not None and keys.shape[3] != self.head_dim:
+            raise ValueError(f"head_dim: keys are {keys.shape[3]} wide, the cache was built for {self.head_dim}")
+        if self.keys is not None and self.values is not None:
+            keys = mx.concatenate([self.keys, keys], axis=2)
+            values = mx.concatenate([self.values, values], axis=2)
+        all_keys = mx.concatenate([*(self._unpack(p).swapaxes(-1, -2) for p in self._packed_keys), keys], axis=2)
+        all_values = mx.concatenate([*(self._unpack(p) for p in self._packed_values), values], axis=2)
+        self.offset = all_keys.shape[2]
+        size = self.options.group_size
+        packed = max(0, (keys.shape[2] - self.options.residual) // size * size)
+        if packed:
+            self._packed_keys.append(self._pack(keys[..., :packed, :].swapaxes(-1, -2)))
+            self._packed_values.append(self._pack(values[..., :packed, :]))
+        self.keys, self.values = mx.contiguous(keys[..., packed:, :]), mx.contiguous(values[..., packed:, :])
+        return all_keys, all_values
+
+    def _pack(self, rows: mx.array) -> Packed:
+        packed, scales, biases = mx.quantize(rows, group_size=self.options.group_size, bits=self.options.bits)
+        return packed, scales, biases
+
+    def _unpack(self, packed: Packed) -> mx.array:
+        return mx.dequantize(*packed, group_size=self.options.group_size, bits=self.options.bits)
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """The mask of a pass of N tokens. Raises ValueError for sliding windows."""
+        if window_size is not None:
+            raise ValueError(f"window_size: {window_size} is not supported; this cache serves full attention")
+        if N == 1:
+            return None
+        if not return_array:
+            return "causal"
+        return mx.arange(self.offset, self.offset + N)[:, None] >= mx.arange(self.offset + N)[None]
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """The arrays to evaluate. Loading is refused."""
+        return self.keys, self.values, self._packed_keys, self._packed_values
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        raise ValueError(f"{type(self).__name__} cannot be loaded from a saved state")
+
+    def is_trimmable(self) -> bool:
+        """False: packed groups cannot be cut."""
+        return False
+
+    def size(self) -> int:
+        """Tokens stored now."""
+        return self.offset
+
+    def empty(self) -> bool:
+        """True while nothing was stored."""
+        return self.keys is None

@@ -1,0 +1,99 @@
+"""SqueezeAttention: H2O with budgets that are moved, once, from layers whose attention is concentrated to the others.
+
+Source: Wang et al., arXiv:2404.04793. Adapted: the paper ranks layers by how little attention changes the hidden state,
+which a cache cannot see; here a layer counts as concentrated by the share of the collected attention mass that its
+best tenth of tokens holds. Layers are moved along a line instead of in three clusters. The first pass keeps to the
+mean budget, since its layers come one after the other; with `strength=0` this is H2O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import mlx.core as mx
+import numpy as np
+
+from kv.cache import EvictingCache
+from kv.group import CacheGroup, Evicted
+from kv.options import MassOptions, check_share
+from kv.policy import Axes, Policy, scorer
+
+_BEST_SHARE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqueezeAttentionOptions(MassOptions):
+    """Options of `method="squeezeattention"`, beside those of `MassOptions` and `BudgetOptions`.
+
+    budget: mean over the layers. strength: 0 (uniform) to 1: by what share of the mean a budget may move.
+    """
+
+    axes: ClassVar[Axes] = Axes(
+        granularity="token",
+        trigger="over budget",
+        score="cumulative attention mass",
+        budget="by layer, from the prompt",
+    )
+
+    strength: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("strength", self.strength)
+        if self.scope == "model":
+            raise ValueError('scope: "model" is one decision for all layers, whose budgets differ here')
+        least = self.n_sink + self.recent_tokens + 1
+        if self.budget * (1 - self.strength) < least:
+            raise ValueError(
+                f"strength: {self.strength} could leave a layer {int(self.budget * (1 - self.strength))} of budget "
+                f"{self.budget}; sinks, recent tokens and one more take {least}"
+            )
+
+    def policies(self, layers: int) -> list[Policy]:
+        """The same for every layer, until the prompt has been read."""
+        return [self.with_budget(self.budget)] * layers
+
+    def with_budget(self, budget: int) -> Policy:
+        """The policy of a layer with that budget."""
+        return self.policy(scorer(self.score, self.decay), budget=budget, recent=self.recent_tokens)
+
+    def build(
+        self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
+    ) -> list[EvictingCache]:
+        """Caches whose budgets are moved after the first pass of more than one token."""
+        caches = super().build(method, layers, head_dim, on_evict)
+        if self.strength:
+            groups = [cache.group for cache in caches]
+
+            def move(count: int) -> None:
+                if count > 1:
+                    groups[-1].on_settled = None
+                    self._move(groups)
+
+            groups[-1].on_settled = move
+        return caches
+
+    def _move(self, groups: list[CacheGroup]) -> None:
+        concentration = np.array(mx.stack([_concentration(group.token_scores()[0]) for group in groups]))
+        for group, budget in zip(groups, self.budgets(concentration), strict=True):
+            group.set_policy(replace(self.with_budget(budget), scope=self.scope))
+
+    def budgets(self, concentration: np.ndarray) -> list[int]:
+        """Each layer's budget, `budget` on average: the less concentrated its attention, the more."""
+        distance = concentration.mean() - concentration
+        widest = np.abs(distance).max()
+        tilt = self.strength * distance / widest if widest > 0 else distance
+        budgets = [int(value) for value in np.floor(self.budget * (1 + tilt))]
+        # What rounding left goes to the neediest.
+        for layer in np.argsort(-tilt, kind="stable")[: self.budget * len(budgets) - sum(budgets)]:
+            budgets[int(layer)] += 1
+        return budgets
+
+
+def _concentration(scores: mx.array) -> mx.array:
+    """Share of the mass that the best tenth of tokens holds, mean over heads. scores: [B, H_kv, R]."""
+    best = max(1, round(scores.shape[-1] * _BEST_SHARE))
+    top = mx.topk(scores, best, axis=-1).sum(axis=-1)
+    return (top / mx.maximum(scores.sum(axis=-1), 1e-9)).mean()

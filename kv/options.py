@@ -1,0 +1,178 @@
+"""What options of eviction methods have in common, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, get_args
+
+from kv.cache import EvictingCache
+from kv.group import CacheGroup, Evicted
+from kv.literal import LiteralGroup
+from kv.policy import Axes, Policy, Pool, Scope, Score, Trigger
+from kv.scoring import Scorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A method's options. `axes` is its place on the four axes."""
+
+    axes: ClassVar[Axes]
+
+    def policies(self, layers: int) -> list[Policy]:
+        """What each of `layers` layers does. Raises ValueError if the method cannot be laid over so many."""
+        raise NotImplementedError
+
+    def build(
+        self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
+    ) -> list[Any]:
+        """One cache a layer. on_evict: called with each unit that leaves. Raises ValueError as `policies`."""
+        policies = self.policies(layers)
+        shared = CacheGroup(policies[0], on_evict=on_evict)
+        return [
+            EvictingCache(
+                method, policy, shared if policy.scope == "model" else CacheGroup(policy, on_evict=on_evict), head_dim
+            )
+            for policy in policies
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions(Options):
+    """Options of every method that keeps to a budget.
+
+    budget: most tokens kept per layer between forward passes, sinks included.
+    n_sink: first positions of the stream, never evicted.
+    scope: who shares one decision: each "head", each "layer" (scores pooled over heads), or the "model".
+    stride: evictions happen at positions that are multiples of it, and make room for as many tokens. 1 evicts as late
+        as can be, one unit at a time; more costs less. None means an eighth of the budget, or what a small one leaves.
+    """
+
+    budget: int = 512
+    n_sink: int = 4
+    scope: Scope = "layer"
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("budget", self.budget, 1)
+        check_int("n_sink", self.n_sink, 0)
+        check_one_of("scope", self.scope, Scope)
+        if self.n_sink >= self.budget:
+            raise ValueError(f"n_sink: {self.n_sink} leaves no room in budget {self.budget}")
+        if self.stride is not None:
+            check_int("stride", self.stride, 1)
+            most = self.budget - self.n_sink - self.unit + 1
+            if self.stride > most:
+                raise ValueError(f"stride: {self.stride} is larger than budget - n_sink - chunk_size + 1 = {most}")
+
+    @property
+    def unit(self) -> int:
+        """Tokens that leave as one where nothing is declared."""
+        return 1
+
+    def policy(
+        self,
+        scorer: Scorer,
+        *,
+        budget: int | None = None,
+        recent: int = 0,
+        pool: Pool = "mean",
+        trigger: Trigger = "over_budget",
+        merge: bool = False,
+    ) -> Policy:
+        """One layer's policy. budget: if it is another than the options'."""
+        budget = self.budget if budget is None else budget
+        room = budget - self.n_sink - recent - 2 * self.unit + 2
+        stride = max(1, min(budget // 8, room)) if self.stride is None else self.stride
+        return Policy(
+            budget=budget,
+            n_sink=self.n_sink,
+            chunk_size=self.unit,
+            scorer=scorer,
+            pool=pool,
+            scope=self.scope,
+            trigger=trigger,
+            recent=recent,
+            stride=stride,
+            merge=merge,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MassOptions(BudgetOptions):
+    """Options of methods that collect a score per token.
+
+    score: "attn_mass" (attention each token receives from later keys used as queries) or "key_norm".
+    recent: newest tokens spared from eviction, so that a token can earn a score before it is judged.
+        None means 16, or what a small budget leaves.
+    decay: factor on the collected attention mass per new token, so that old tokens do not win by age. 1.0: none.
+    """
+
+    score: Score = "attn_mass"
+    recent: int | None = None
+    decay: float = 0.98
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_of("score", self.score, Score)
+        if not isinstance(self.decay, int | float) or isinstance(self.decay, bool) or not 0 < self.decay <= 1:
+            raise ValueError(f"decay: {self.decay!r} is not a number in (0, 1]")
+        room = self.budget - self.n_sink - self.unit
+        if self.recent is None:
+            object.__setattr__(self, "recent", max(0, min(16, room)))
+        check_int("recent", self.recent, 0)
+        if self.recent_tokens > room:
+            raise ValueError(f"recent: {self.recent} is larger than budget - n_sink - chunk_size = {room}")
+
+    @property
+    def recent_tokens(self) -> int:
+        """`recent` once it is settled, in tokens."""
+        assert self.recent is not None
+        return self.recent
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiteralOptions(MassOptions):
+    """Options of the methods that the chunkkv source document spells out.
+
+    literal: the document taken at its word instead, for comparison; see `kv.literal`.
+    """
+
+    literal: bool = False
+
+    def build(
+        self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
+    ) -> list[Any]:
+        """One cache a layer. Raises ValueError for what has no meaning with `literal`."""
+        if not self.literal:
+            return super().build(method, layers, head_dim, on_evict)
+        defaults = type(self)(budget=self.budget, n_sink=self.n_sink, **self._literal_fields())
+        for name in ("scope", "stride", "recent", "decay", "pool"):
+            if (value := getattr(self, name, None)) != getattr(defaults, name, None):
+                raise ValueError(f"{method}_{name}: {value!r} has no meaning with {method}_literal=True")
+        if on_evict is not None:
+            raise ValueError(f"on_evict: {method}_literal=True does not follow what leaves")
+        policy = replace(self.policies(1)[0], scope="head")
+        return [EvictingCache(method, policy, LiteralGroup(policy, self.score), head_dim) for _ in range(layers)]
+
+    def _literal_fields(self) -> dict[str, Any]:
+        """Options that the document has beside budget and sinks."""
+        return {}
+
+
+def check_int(name: str, value: object, least: int) -> None:
+    """Raise ValueError unless `value` is a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}: {value!r} is not a whole number of at least {least}")
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a number from 0 to 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ValueError(f"{name}: {value!r} is not a number from 0 to 1")
+
+
+def check_one_of(name: str, value: object, allowed: Any) -> None:
+    """Raise ValueError unless `value` is one of a Literal's."""
+    if value not in get_args(allowed):
+        raise ValueError(f"{name}: {value!r} is not one of {', '.join(get_args(allowed))}")

@@ -1,0 +1,60 @@
+"""What a cache does, as plain values: the four axes on which eviction methods differ, and the numbers with them.
+
+Granularity (what leaves as one), trigger (when), score (what decides) and budget (how much each layer keeps). A method
+is a point in that space: its file turns its options into one `Policy` a layer, and everything else is shared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kv.scoring import AttentionMass, KeyNorm, Scorer
+
+Scope = Literal["head", "layer", "model"]
+Pool = Literal["mean", "max"]
+Score = Literal["attn_mass", "key_norm"]
+Trigger = Literal["over_budget", "prefill_end", "never"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """A method's place on the four axes, in words."""
+
+    granularity: str
+    trigger: str
+    score: str
+    budget: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What one layer's cache does.
+
+    budget: most tokens kept between forward passes. n_sink: first positions of the stream, never evicted.
+    chunk_size: tokens in an eviction unit of undeclared text. Declared blocks are units of their own length.
+    scorer, pool: what a token's score is, and how a unit's token scores become one: "mean" or "max".
+    scope: who shares one decision: each "head", each "layer" (scores pooled over heads), or the "model".
+    trigger: "over_budget" (as the stream goes), "prefill_end" (at the first single-token pass after a longer one)
+        or "never".
+    recent: newest tokens spared while others can leave, so that a token can earn a score before it is judged.
+    stride: evictions happen at positions that are multiples of it, and make room for as many tokens. Decisions so do
+        not depend on how the stream is sliced into passes, and a long pass scores `stride` tokens at once.
+    merge: whether an evicted token's value is folded into the survivor it resembles most (CaM).
+    """
+
+    budget: int
+    n_sink: int
+    chunk_size: int
+    scorer: Scorer
+    pool: Pool
+    scope: Scope
+    trigger: Trigger
+    recent: int
+    stride: int
+    merge: bool = False
+
+
+def scorer(name: Score, decay: float) -> Scorer:
+    """The scorer that an option names."""
+    return AttentionMass(decay) if name == "attn_mass" else KeyNorm()
