@@ -1,4 +1,4 @@
-"""The command line: `keepwhole serve`, `ingest`, `search`, `chat` and `doctor`."""
+"""The command line: `keepwhole serve`, `ingest`, `search`, `chat`, `doctor` and `bench`."""
 
 from __future__ import annotations
 
@@ -245,3 +245,24 @@ def doctor() -> None:
         click.secho(f"warning: {warning}", fg="yellow", err=True)
     if warnings:
         raise SystemExit(1)
+
+
+@main.group()
+def bench() -> None:
+    """What the cache's methods are, side by side."""
+
+
+@bench.command()
+def methods() -> None:
+    """Print the eviction methods on their four axes, and the options of each."""
+    _load_blas(_settings())
+    from dataclasses import fields
+
+    from kv.methods import METHODS
+
+    table = Table("method", "granularity", "trigger", "score", "budget", "options, to be prefixed by the method")
+    for name, options in METHODS.items():
+        axes = options.axes
+        defaults = ", ".join(f"{field.name}={field.default!r}" for field in fields(options))
+        table.add_row(name, axes.granularity, axes.trigger, axes.score, axes.budget, defaults or "none")
+    Console(highlight=False).print(table)
