@@ -54,6 +54,7 @@ class ChatService:
         if budget > self._model.context_length:
             raise invalid("budget_tokens", f"{budget} is more than the model's {self._model.context_length} positions")
         prompt = DEFAULT_SYSTEM_PROMPT if body.system_prompt is None else body.system_prompt
+        self._refuse_hopeless("system_prompt", prompt, budget)
         template = self._model.template
         token_ids = await asyncio.to_thread(template.wrap, template.system, prompt)
         system = new_block(new_id("blk"), "system", token_ids)
@@ -114,6 +115,7 @@ class ChatService:
         session = await asyncio.to_thread(self.store.session, session_id)
         if session.model != self._model.name:
             raise invalid("session", f"made for model {session.model}; this server runs {self._model.name}")
+        self._refuse_hopeless("content", body.content, session.budget_tokens)
         self._claim(session_id)
         turn_id = new_id("trn")
         try:
@@ -144,6 +146,13 @@ class ChatService:
             raise
         self._engine.submit(handle)
         return handle
+
+    def _refuse_hopeless(self, field: str, text: str, budget: int) -> None:
+        """Megabytes of text would hold the event loop up while they are encoded, to be refused all the same."""
+        if (least := self._model.codec.least(text)) > budget:
+            raise invalid(
+                field, f"{len(text)} characters are more than {least} tokens; the session's budget is {budget} tokens"
+            )
 
     def _claim(self, session_id: str) -> None:
         if session_id in self._active:

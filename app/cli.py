@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 from rich.console import Console
@@ -43,6 +45,15 @@ def _load_blas(settings: Settings) -> blas.Blas:
 @click.version_option(package_name="keepwhole")
 def main() -> None:
     """Long chats over your own documents, with a KV cache that evicts whole blocks and logs every eviction."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # What a terminal cannot show or send is shown as a question mark, rather than ending in a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _text(argument: str) -> str:
+    """An argument or a file's name as text: bytes that are none become U+FFFD."""
+    return argument.encode(errors="surrogateescape").decode(errors="replace")
 
 
 @main.command()
@@ -154,12 +165,12 @@ def ingest(paths: tuple[Path, ...], url: str | None, api_key: str | None) -> Non
 def _files(path: Path) -> Iterator[tuple[Path, str]]:
     """(file, the name it is sent under): relative to the folder that was asked for."""
     if path.is_file():
-        yield path, path.name
+        yield path, _text(path.name)
         return
     for file in sorted(path.rglob("*")):
         inner = file.relative_to(path)
         if file.is_file() and not any(part.startswith(".") for part in inner.parts):
-            yield file, inner.as_posix()
+            yield file, _text(inner.as_posix())
 
 
 @main.command()
@@ -168,7 +179,7 @@ def _files(path: Path) -> Iterator[tuple[Path, str]]:
 @_server_options
 def search(query: str, top_k: int, url: str | None, api_key: str | None) -> None:
     """Show the passages that match QUERY best."""
-    found = _client(url, api_key).call("POST", "/v1/search", json={"query": query, "top_k": top_k})
+    found = _client(url, api_key).call("POST", "/v1/search", json={"query": _text(query), "top_k": top_k})
     for rank, passage in enumerate(found["items"], start=1):
         place = " > ".join(part for part in (passage["name"], passage["heading"]) if part)
         click.secho(f"{rank}. {place}  ({passage['score']:.2f})", bold=True)
@@ -189,6 +200,7 @@ def chat(session_id: str | None, budget_tokens: int | None, top_k: int, url: str
         body = {} if budget_tokens is None else {"budget_tokens": budget_tokens}
         session_id = client.call("POST", "/v1/sessions", json=body)["id"]
     else:
+        session_id = quote(session_id, safe="")
         client.call("GET", f"/v1/sessions/{session_id}")
     console.print(f"[dim]session {session_id}[/dim]")
     while True:
@@ -198,7 +210,7 @@ def chat(session_id: str | None, budget_tokens: int | None, top_k: int, url: str
             console.print()
             return
         try:
-            _show_answer(client, session_id, {"content": question, "top_k": top_k})
+            _show_answer(client, session_id, {"content": _text(question), "top_k": top_k})
         except ServerError as error:
             console.print(str(error), style="red", markup=False)
         except KeyboardInterrupt:

@@ -23,15 +23,20 @@ class Client:
     """Calls a running server. url: its address. api_key: its key, if it has one."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
+        if api_key is not None and not api_key.isascii():
+            raise ServerError("an API key is ASCII; this one is not")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._url = url
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(60.0, read=None))
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(60.0, read=None))
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ServerError(f"{url!r} is not an address: {error}") from error
 
     def call(self, method: str, path: str, **options: Any) -> Any:
         """One request. Returns its JSON, or None for an empty answer. Raises ServerError."""
         try:
             response = self._http.request(method, path, **options)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
         if response.is_error:
             raise ServerError(_problem(response))
@@ -56,7 +61,7 @@ class Client:
                         event = value
                     elif name == "data":
                         yield event, json.loads(value)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> Unreachable:

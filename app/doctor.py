@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import platform
+import re
 import sqlite3
 import sys
+import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -56,6 +59,12 @@ def report(settings: Settings, blas: Blas) -> tuple[list[tuple[str, str]], list[
             facts.append(("model file", str(smollm2.gguf_path())))
         except FileNotFoundError as error:
             warnings.append(str(error))
+    elif Path(settings.model).expanduser().is_dir():
+        facts.append(("model folder", settings.model))
+    elif not re.fullmatch(r"[\w.-]+/[\w.-]+", settings.model):
+        warnings.append(f"model {settings.model!r} is neither the embedded {smollm2.NAME}, a folder, nor a hub name")
+    if (reason := _unusable(settings.folder)) is not None:
+        warnings.append(f"the data folder cannot be used: {reason}")
     if not _has_fts5():
         warnings.append("this Python's SQLite has no FTS5; search will not work")
     if sys.platform not in ("darwin", "linux"):
@@ -64,6 +73,18 @@ def report(settings: Settings, blas: Blas) -> tuple[list[tuple[str, str]], list[
         value = getattr(settings, name)
         facts.append((f"{PREFIX}{name.upper()}", "set" if name == "api_key" and value else _shown(value)))
     return facts, warnings
+
+
+def _unusable(folder: Path) -> str | None:
+    """Why nothing can be written into `folder`, or into the nearest folder above it that exists."""
+    nearest = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if not nearest.is_dir():
+        return f"{nearest} is not a folder"
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            return None
+    except OSError as error:
+        return str(error)
 
 
 def _shown(value: object) -> str:

@@ -10,6 +10,11 @@ import structlog
 from app.settings import Settings
 
 
+def _tracebacks() -> structlog.types.Processor:
+    # Without the frames' locals: they hold requests, and with them API keys and what people write.
+    return structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+
+
 def configure_logging(settings: Settings) -> None:
     """Send every log line to standard error in the settings' format and level."""
     text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
@@ -19,9 +24,11 @@ def configure_logging(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if text:
-        ending: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        ending: list[structlog.typing.Processor] = [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        ]
     else:
-        ending = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        ending = [_tracebacks(), structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 from litestar import MediaType, Request, Response
-from litestar.exceptions import HTTPException, SerializationException, ValidationException
+from litestar.exceptions import HTTPException, InternalServerException, SerializationException, ValidationException
 
 from ingest.errors import InvalidInput, NotFound, TooLarge, Unsupported
 
@@ -61,6 +61,10 @@ def as_problem(error: Exception) -> Problem:
         return Problem(status, str(error), field=error.field)
     if isinstance(error, ValidationException):
         return _from_validation(error)
+    if isinstance(error, RecursionError) and "deserializing" in str(error):
+        return not_json("nested too deeply")
+    if isinstance(error, InternalServerException) and "disconnected" in error.detail:
+        return Problem(HTTPStatus.BAD_REQUEST, "body: the client left before it was read", field="body")
     if isinstance(error.__cause__, SerializationException):
         return not_json(error.__cause__)
     if isinstance(error, HTTPException) and error.status_code < 500:
@@ -108,6 +112,9 @@ def _field_of(message: str) -> str:
 def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
     """Litestar's exception handler."""
     problem = as_problem(error)
+    given = request.query_params.get(problem.fields.get("field", ""))
+    if given is not None and isinstance(error, ValidationException):
+        problem.detail += f", not {given[:40]!r}"
     if problem.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and "field" not in problem.fields:
         limit = request.app.state.settings.max_upload_bytes
         problem.detail, problem.fields = f"body: larger than the limit of {limit} bytes", {"field": "body"}

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 import swagger_ui_bundle
@@ -61,7 +62,7 @@ def create_app(settings: Settings) -> Litestar:
             create_static_files_router(path="/schema/assets", directories=[_swagger_files()], include_in_schema=False),
         ],
         dependencies={"services": Provide(_services, sync_to_thread=False)},
-        guards=[_require_key, _require_known_query],
+        guards=[_require_own_page, _require_key, _require_json, _require_known_query],
         exception_handlers={Exception: to_response},
         lifespan=[lifespan],
         state=State({"boot": boot, "settings": settings}),
@@ -80,12 +81,36 @@ def _require_key(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHan
     key = connection.app.state.settings.api_key
     if key is None or not connection.scope["path"].startswith("/v1"):
         return
-    given = connection.headers.get("authorization", "")
-    if not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
+    scheme, _separator, given = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secrets.compare_digest(given.encode(), key.encode()):
         raise Problem(
             HTTPStatus.UNAUTHORIZED,
             "Authorization: the header must be 'Bearer ' and the server's API key",
             {"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _require_own_page(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Refuse what a page of another site sends through its visitor's browser: a server without a key is open to it."""
+    origin = connection.headers.get("origin")
+    if origin is None or connection.scope.get("method") in ("GET", "HEAD"):
+        return
+    if urlsplit(origin).netloc != connection.headers.get("host"):
+        raise Problem(
+            HTTPStatus.FORBIDDEN, f"Origin: {origin[:80]!r} is another site; this server answers its own pages"
+        )
+
+
+def _require_json(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Refuse a body of another type than the route reads; documents come in two, and are looked at there."""
+    if "data" not in handler.parsed_fn_signature.parameters:
+        return
+    given = connection.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != "application/json" and not given.endswith("+json"):
+        raise Problem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Type: {given[:80] or 'none'!r} is not application/json",
+            field="Content-Type",
         )
 
 
@@ -99,6 +124,8 @@ def _require_known_query(connection: ASGIConnection[Any, Any, Any, Any], _: Base
     for name in connection.query_params if known is not None else ():
         if name not in known:
             raise invalid(name, f"no such query parameter; there are {', '.join(sorted(known)) or 'none'}")
+        if len(connection.query_params.getall(name)) > 1:
+            raise invalid(name, "given more than once")
 
 
 def _query_names(schema: OpenAPI) -> dict[tuple[str, str], set[str]]:

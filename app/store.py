@@ -19,6 +19,9 @@ from ingest.jobs import now
 migrations = Migrations("audit")
 
 MAX_LIMIT = 1000
+KINDS = ("system", "question", "answer", "prose", "code", "table", "list")
+STATES = ("resident", "dropped")
+REASONS = ("room_for_turn", "room_for_answer", "document_deleted")
 
 _TABLES = """
 CREATE TABLE sessions (
@@ -93,8 +96,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A block of a session. state: "resident" or "dropped". score: attention earned, as of its last turn.
+    """A block of a session. score: attention earned, as of its last turn.
 
+    state: "resident" (the session holds it: its K/V is in memory, or is read again at the next message) or "dropped".
     kind: "system", "question", "answer", or the kind of a passage. turn: number of its turn, 0 for the system prompt.
     """
 
@@ -121,7 +125,10 @@ class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompressionPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The cache at one moment. phase: "prefill", "eviction" or "turn_end". compression_ratio: seen / resident."""
+    """The cache at one moment. compression_ratio: seen / resident.
+
+    phase: "prefill" (passages came), "eviction", "turn_end", or "rolled_back" (the process had stopped in a turn).
+    """
 
     turn_id: str
     step: int
@@ -158,16 +165,47 @@ def unpack(blob: bytes) -> list[int]:
     return [int.from_bytes(blob[i : i + 4], "little") for i in range(0, len(blob), 4)]
 
 
+_SESSION = """
+    SELECT s.seq, s.id, s.title, s.system_prompt, s.budget_tokens, s.method, s.score, s.model, s.created_at,
+        s.updated_at,
+        (SELECT count(*) FROM turns t WHERE t.session_id = s.id AND t.status = 'done') AS turns,
+        (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id AND b.state = 'resident')
+            AS resident_tokens,
+        (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id) AS seen_tokens
+    FROM sessions s
+"""
+
 # Writing: each is run inside one transaction of the writer thread.
 
 
 def recover(db: sqlite_utils.Database) -> int:
     """Mark turns that an earlier process left running as failed. Returns how many there were."""
     problem = json.dumps({"detail": "The process stopped during this turn."})
-    cursor = db.execute(
-        "UPDATE turns SET status = 'failed', problem = ?, finished_at = ? WHERE status = 'running'", [problem, now()]
-    )
-    return int(cursor.rowcount)
+    lost = list(db.query("SELECT id, session_id FROM turns WHERE status = 'running'"))
+    for turn in lost:
+        db.execute(
+            "UPDATE turns SET status = 'failed', problem = ?, finished_at = ? WHERE id = ?",
+            [problem, now(), turn["id"]],
+        )
+        (session,) = db.query(f"{_SESSION} WHERE s.id = ?", [turn["session_id"]])
+        resident, seen = session["resident_tokens"], session["seen_tokens"]
+        (blocks,) = _one(
+            db, "SELECT count(*) FROM blocks WHERE session_id = ? AND state = 'resident'", [turn["session_id"]]
+        )
+        point = CompressionPoint(
+            turn_id=turn["id"],
+            step=0,
+            phase="rolled_back",
+            seen_tokens=seen,
+            resident_tokens=resident,
+            compression_ratio=seen / resident if resident else 1.0,
+            budget_tokens=session["budget_tokens"],
+            kv_bytes=0,
+            blocks=blocks,
+            created_at=now(),
+        )
+        insert_point(db, turn["session_id"], point)
+    return len(lost)
 
 
 def insert_session(db: sqlite_utils.Database, session: SessionRecord, system: StoredBlock) -> None:
@@ -267,16 +305,6 @@ def insert_point(db: sqlite_utils.Database, session_id: str, point: CompressionP
 
 # Reading.
 
-_SESSION = """
-    SELECT s.seq, s.id, s.title, s.system_prompt, s.budget_tokens, s.method, s.score, s.model, s.created_at,
-        s.updated_at,
-        (SELECT count(*) FROM turns t WHERE t.session_id = s.id AND t.status = 'done') AS turns,
-        (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id AND b.state = 'resident')
-            AS resident_tokens,
-        (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id) AS seen_tokens
-    FROM sessions s
-"""
-
 
 class Store:
     """Queries on the audit database. Each runs on the calling thread's own read connection."""
@@ -328,6 +356,8 @@ class Store:
     ) -> Page[BlockRecord]:
         """A session's blocks in stream order, resident and gone."""
         self.session(session_id)
+        _one_of("state", state, STATES)
+        _one_of("kind", kind, KINDS)
         where, bound = _where({"session_id": session_id, "state": state, "kind": kind})
         return self._page(
             f"SELECT * FROM blocks WHERE {where} AND seq > ? ORDER BY seq", bound, cursor, limit, BlockRecord
@@ -349,6 +379,8 @@ class Store:
 
     def evictions(self, filter: EvictionFilter, cursor: str | None, limit: int) -> Page[Eviction]:
         """Evictions in the order they happened."""
+        _one_of("kind", filter.kind, KINDS)
+        _one_of("reason", filter.reason, REASONS)
         conditions = msgspec.structs.asdict(filter)
         since, until = conditions.pop("since"), conditions.pop("until")
         where, bound = _where(conditions)
@@ -381,7 +413,7 @@ class Store:
     ) -> tuple[list[dict[str, Any]], str | None]:
         if not 1 <= limit <= MAX_LIMIT:
             raise InvalidInput("limit", limit, f"it must be between 1 and {MAX_LIMIT}")
-        start = decode_cursor(cursor) if cursor else (2**63 - 1 if down else -1)
+        start = decode_cursor(cursor) if cursor is not None else (2**63 - 1 if down else -1)
         rows = self._rows(f"{sql} LIMIT ?", [*bound, start, limit + 1])
         more = len(rows) > limit
         rows = rows[:limit]
@@ -398,6 +430,12 @@ def _struct(row: dict[str, Any], kind: type[Any]) -> Any:
 def _where(conditions: dict[str, str | None]) -> tuple[str, list[Any]]:
     given = {name: value for name, value in conditions.items() if value is not None}
     return " AND ".join(["1", *(f"{name} = ?" for name in given)]), list(given.values())
+
+
+def _one_of(name: str, value: str | None, allowed: Sequence[str]) -> None:
+    """A misspelt condition would look like an answer: nothing was evicted."""
+    if value is not None and value not in allowed:
+        raise InvalidInput(name, value, f"it must be one of {', '.join(allowed)}")
 
 
 def _time(name: str, text: str) -> str:

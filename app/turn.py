@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import sqlite_utils
+
 from app import store as audit
 from app.answer import AnswerText, Written
 from app.events import (
@@ -85,6 +87,7 @@ class Turn:
     _evicted: int = 0
     _peak: int = 0
     _step: int = 0
+    _cached: int = 0
     _prompt_tokens: int = 0
     _started_at: float = 0.0
     _read_at: float = 0.0
@@ -242,6 +245,7 @@ class Turn:
         blocks = [*restore, *(NewBlock(block.record.id, block.token_ids) for block in passages)]
         blocks.append(NewBlock(self._question_id, request.question_ids, pinned=True))
         total = sum(len(block.tokens) for block in blocks) + len(prompt) - 1
+        self._cached = live.cache.tokens_kept
         restored = sum(len(block.tokens) for block in restore) if request.number > 1 else 0
         for done in live.cache.prefill(blocks, answer=NewBlock(self._answer_id, prompt)):
             self._prefilled = done
@@ -264,7 +268,8 @@ class Turn:
             live.blocks[block.record.id] = block.record
             live.seen_tokens += block.record.tokens
         if whole:
-            self.database.write(lambda db: audit.insert_blocks(db, live.record.id, whole))
+            point = self._point("prefill")
+            self.database.write(partial(_insert_read, session_id=live.record.id, blocks=whole, point=point))
 
     # Answering
 
@@ -332,9 +337,11 @@ class Turn:
                 live.seen_tokens += block.record.tokens
         scores = {block.id: block.score for block in live.cache.blocks()}
         ended = time.monotonic()
+        # Of a turn that was cancelled before its answer began: what was there, and what had been read.
+        prompt = self._prompt_tokens or self._cached + self._prefilled
         usage = Usage(
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=max(0, self._prompt_tokens - self._prefilled),
+            prompt_tokens=prompt,
+            cached_tokens=prompt - self._prefilled,
             prefilled_tokens=self._prefilled,
             completion_tokens=len(answer.token_ids) if answer else 0,
         )
@@ -415,3 +422,10 @@ class Turn:
 
     def _note_peak(self) -> None:
         self._peak = max(self._peak, self.live.cache.tokens_kept)
+
+
+def _insert_read(
+    db: sqlite_utils.Database, *, session_id: str, blocks: list[StoredBlock], point: CompressionPoint
+) -> None:
+    audit.insert_blocks(db, session_id, blocks)
+    audit.insert_point(db, session_id, point)

@@ -134,7 +134,9 @@ def check_name(name: str) -> None:
 
     Names are data: they may look like paths, and are never used as paths.
     """
-    if not name.strip() or len(name) > MAX_NAME:
+    if not name.strip():
+        raise InvalidInput("name", name, f"it must have 1 to {MAX_NAME} characters, not all of them space")
+    if len(name) > MAX_NAME:
         raise InvalidInput("name", name, f"it must have 1 to {MAX_NAME} characters and this has {len(name)}")
     for offset, character in enumerate(name):
         if unicodedata.category(character) in _UNPRINTABLE:

@@ -171,10 +171,12 @@ class EvictingCache:
         )
 
     def truncate(self, rows: int, position: int) -> None:
-        """Forget rows from `rows` on; the next token is at `position`."""
+        """Forget rows from `rows` on; the next token is at `position`. A buffer much longer than that is let go."""
         self._rows = rows
         self.offset = position
         self.scores = self.scores[..., :rows]
+        if self.keys is not None and self.values is not None and self.keys.shape[2] - rows > 2 * _STEP:
+            self.keys, self.values = (mx.contiguous(held[..., :rows, :]) for held in (self.keys, self.values))
 
     def rotate(self, deltas: mx.array, rope: nn.Module, position: int) -> None:
         """Move row i's key by deltas[i] positions; the next token is at `position`. deltas: [rows] int."""

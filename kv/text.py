@@ -32,6 +32,8 @@ class TextCodec:
         description["added_tokens"] = []
         description["post_processor"] = None
         self._plain = Tokenizer.from_str(json.dumps(description))
+        # Most bytes that one token can stand for: its spelling has at least one character a byte.
+        self._longest = max(len(piece.encode()) for piece in self._plain.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ordinary text: whatever it spells, none of them is a control token."""
@@ -55,6 +57,10 @@ class TextCodec:
         """Text of tokens, without control tokens."""
         text: str = self._markup.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def least(self, text: str) -> int:
+        """Tokens that `text` has at the very least, by its length alone: to refuse the hopeless without encoding it."""
+        return len(text.encode(errors="replace")) // self._longest
 
     def count(self, text: str) -> int:
         """How many tokens `encode` makes of `text`."""

@@ -97,7 +97,10 @@ class DocumentController(Controller):
         except (ClientException, ValueError) as error:
             if isinstance(error, ClientException) and error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                 raise
-            raise Problem(HTTPStatus.BAD_REQUEST, f"body: not a multipart form: {error}") from error
+            reason = error.detail if isinstance(error, ClientException) else error
+            raise Problem(
+                HTTPStatus.BAD_REQUEST, f"body: not a form that can be read: {reason}", field="body"
+            ) from error
         metadata = _metadata(form.get("metadata"))
         for name in form:
             if name not in ("files", "metadata"):

@@ -88,6 +88,25 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(service: Service) -> None:
     assert history[-1]["content"].strip() in rest
 
 
+def test_bytes_that_are_no_text_do_not_end_in_a_traceback(service: Service, tmp_path: Path) -> None:
+    name = os.fsdecode(b"bad\xff.md")
+    (tmp_path / name).write_text("# Ibex\n\nThe ibex climbs.\n")
+    assert service.run("ingest", str(tmp_path)).returncode == 0
+    assert service.run("search", os.fsdecode(b"ibex \xff")).stdout.startswith("1. bad\ufffd.md")
+    ascii_only = {**service.environment, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    for arguments, typed in (
+        (("search", "日本 ibex"), b""),
+        (("chat", "--top-k", "0"), b"\xff\xfe hello \xf0\x9f\x98\x80\n"),
+    ):
+        command = [*COMMAND, arguments[0], "--url", service.url, *arguments[1:]]
+        answer = subprocess.run(command, env=ascii_only, input=typed, capture_output=True, timeout=60, check=False)
+        assert answer.returncode == 0, answer.stderr
+    for bad in (("--url", "http://[::1"), ("--url", service.url, "--api-key", "é")):
+        answer = run("search", "x", *bad)
+        assert answer.returncode == 1
+        assert "Traceback" not in answer.stderr
+
+
 @pytest.mark.parametrize("arguments", [("ingest", "README.md"), ("search", "x"), ("chat",)])
 def test_without_a_server_the_reason_is_said_once(arguments: tuple[str, ...]) -> None:
     answer = run(*arguments, "--url", "http://127.0.0.1:9")
@@ -97,7 +116,11 @@ def test_without_a_server_the_reason_is_said_once(arguments: tuple[str, ...]) ->
 
 
 def test_a_wrong_session_and_a_wrong_budget_are_said(service: Service) -> None:
-    for arguments, reason in ((("--session", "ses_none"), "ses_none"), (("--budget-tokens", "3"), "budget_tokens")):
+    for arguments, reason in (
+        (("--session", "ses_none"), "ses_none"),
+        (("--session", "../documents"), "Not Found"),
+        (("--budget-tokens", "3"), "budget_tokens"),
+    ):
         answer = service.run("chat", *arguments, input="")
         assert answer.returncode == 1
         assert reason in answer.stderr
@@ -109,6 +132,10 @@ def test_doctor_prints_every_setting_and_no_secret() -> None:
     for word in ("device", "blas", "GFLOP/s", "model file", "KEEPWHOLE_BUDGET_TOKENS", "9999"):
         assert word in answer.stdout
     assert "hush" not in answer.stdout + answer.stderr
+    for wrong in ({"KEEPWHOLE_MODEL": "/nope"}, {"KEEPWHOLE_DATA_DIR": "/dev/null/x"}):
+        answer = run("doctor", **wrong)
+        assert answer.returncode == 1
+        assert next(iter(wrong.values())).split("/x")[0] in answer.stderr
     slow = run("doctor", KEEPWHOLE_BLAS="reference")
     assert "reference BLAS" in slow.stdout
     if "cpu" in slow.stdout:
@@ -167,6 +194,12 @@ def test_an_api_key_guards_everything_but_probes_and_the_page(tmp_path: Path) ->
     )
     for path in ("/health", "/ready", "/schema/openapi.json"):
         assert httpx.get(f"{service.url}{path}").status_code == 200
+    assert httpx.get(f"{service.url}/v1/sessions", headers={"Authorization": "bearer open sesame"}).status_code == 200
+    # Nothing that a request carries is in the log, whatever went wrong with it.
+    nested = '{"query":' + "[" * 5000
+    headers = {"Authorization": "Bearer open sesame", "content-type": "application/json"}
+    httpx.post(f"{service.url}/v1/search", content=nested, headers=headers)
+    assert "sesame" not in service.log_path.read_text()
     # The command line takes the key from the environment.
     assert service.run("search", "x").returncode == 0
     assert "Authorization" in run("search", "x", "--url", service.url).stderr

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
 from typing import Any
 
 import httpx
@@ -191,6 +194,11 @@ def test_a_body_that_is_not_json(service: Service, path: str, body: bytes) -> No
         ("GET", "/v1/jobs?cursor=%F0", 422),
         ("GET", "/v1/audit/evictions?since=yesterday", 422),
         ("GET", "/v1/audit/evictions?resaon=room_for_turn", 422),
+        ("GET", "/v1/audit/evictions?reason=zzz", 422),
+        ("GET", "/v1/audit/evictions?kind=zzz", 422),
+        ("GET", "/v1/sessions?cursor=", 422),
+        ("GET", "/v1/documents?cursor=", 422),
+        ("GET", "/v1/sessions?limit=1&limit=2", 422),
     ],
 )
 def test_no_such_thing(service: Service, method: str, path: str, status: int) -> None:
@@ -207,7 +215,7 @@ def test_a_wrong_content_type(service: Service) -> None:
     answer = service.http.post("/v1/documents", content=b"text", headers={"content-type": "text/plain"})
     assert "text/plain" in problem(answer, 415)["detail"]
     answer = service.http.post("/v1/documents", content=b"x", headers={"content-type": "multipart/form-data"})
-    problem(answer, 400)
+    assert problem(answer, 400)["field"] == "body"
 
 
 def test_a_body_larger_than_the_limit_says_the_limit(service: Service) -> None:
@@ -235,3 +243,73 @@ def test_a_name_is_data_and_never_a_path(service: Service) -> None:
     assert sorted(path.name for path in service.folder.iterdir() if "db" not in path.suffix) == ["server.log"]
     found = service.http.post("/v1/search", json={"query": "okapi"}).json()["items"]
     assert found[0]["document_id"] == job["documents"][0]["id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/sessions", "[" * 100_000),
+        ("/v1/search", '{"query":' + "[" * 100_000),
+        ("/v1/documents", '{"name": "a", "text": "x", "metadata": ' + '{"a":' * 5000),
+    ],
+)
+def test_a_body_nested_too_deeply(service: Service, path: str, body: str) -> None:
+    answer = service.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert problem(answer, 400)["field"] == "body"
+
+
+def test_metadata_nested_too_deeply(service: Service) -> None:
+    form = {"files": ("a.md", b"text"), "metadata": (None, '{"a":' + "[" * 5000)}
+    problem(service.http.post("/v1/documents", files=form), 400)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/xml", "multipart/form-data; boundary=x", ""])
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/search", "/v1/sessions/ses_none/messages"])
+def test_json_is_read_only_where_it_is_said_to_be_json(service: Service, path: str, content_type: str) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    answer = service.http.post(path, content=b'{"query": "x", "content": "x"}', headers=headers)
+    assert problem(answer, 415)["field"] == "Content-Type"
+
+
+def test_what_another_sites_page_sends_is_refused(service: Service) -> None:
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
+        answer = service.http.post("/v1/sessions", json={}, headers={"origin": origin})
+        assert "another site" in problem(answer, 403)["detail"]
+    assert service.http.post("/v1/sessions", json={}, headers={"origin": service.url}).status_code == 201
+
+
+def test_hopeless_text_is_refused_before_it_is_encoded(service: Service, session: str) -> None:
+    waits: list[float] = []
+    over = threading.Event()
+
+    def probe() -> None:
+        with httpx.Client(base_url=service.url) as client:
+            while not over.is_set():
+                started = time.monotonic()
+                client.get("/health")
+                waits.append(time.monotonic() - started)
+                time.sleep(0.01)
+
+    prober = threading.Thread(target=probe)
+    prober.start()
+    huge = "hello wörld " * 600_000
+    answer = service.tell(session, huge)
+    refused = service.http.post("/v1/sessions", json={"system_prompt": huge})
+    over.set()
+    prober.join()
+    assert problem(answer, 422)["field"] == "content"
+    assert problem(refused, 422)["field"] == "system_prompt"
+    # Encoding it would take 6 seconds, and the event loop with it.
+    assert max(waits) < 2
+
+
+def test_a_client_that_hangs_up_is_no_error_of_ours(service: Service) -> None:
+    before = service.log_path.read_text()
+    host, port = service.url.removeprefix("http://").split(":")
+    for path in ("/v1/sessions", "/v1/documents"):
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{{"
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(head.encode())
+    time.sleep(0.3)
+    assert service.http.get("/health").status_code == 200
+    assert service.log_path.read_text() == before

@@ -53,9 +53,24 @@ def test_a_small_budget_evicts_whole_blocks_and_the_log_agrees_even_after_a_cras
     assert len(streamed) > 20
     assert service.items(f"/v1/sessions/{session}/evictions") == streamed
 
+    cut_off = service.ask(session, "When does the ferry to Narva leave?", top_k=1, max_tokens=12)
+    for event, data in cut_off:
+        if event == "eviction":
+            streamed.append(data)
+        if event == "token":
+            break
     service.stop(signal.SIGKILL)
+    cut_off.close()
     service.start()
-    assert service.items(f"/v1/sessions/{session}/evictions") == streamed
+    shown = service.http.get(f"/v1/sessions/{session}").json()["resident_tokens"]
+    assert shown == sum(block["tokens"] for block in service.blocks(session, state="resident"))
+    last = service.items(f"/v1/sessions/{session}/compression")[-1]
+    assert (last["phase"], last["resident_tokens"]) == ("rolled_back", shown)
+    assert len(service.items(f"/v1/sessions/{session}/messages")) == 24
+    logged = service.items(f"/v1/sessions/{session}/evictions")
+    # What the client was told is there; what it was not told when the process died may be.
+    assert logged[: len(streamed)] == streamed
+    streamed = logged
     assert service.items("/v1/audit/evictions", session_id=session) == streamed
     kept = {block["id"] for block in service.blocks(session, state="resident")}
     events = list(service.ask(session, "And what does a ticket to Piran cost?", top_k=1, max_tokens=12))
@@ -151,6 +166,8 @@ def test_cancel_stops_the_turn_and_the_history_says_what_the_cache_holds(service
             assert answer.json() == {"cancelled": True}
     end = done(events)
     assert end["finish_reason"] == "cancelled"
+    usage = end["usage"]
+    assert usage["prompt_tokens"] == usage["cached_tokens"] + usage["prefilled_tokens"] > 0
     history = service.items(f"/v1/sessions/{session}/messages")
     kinds = [block["kind"] for block in service.blocks(session)]
     if when == "prefill":
