@@ -20,12 +20,14 @@ from kv.text import TextCodec
 class LoadedModel:
     """A model and what belongs to it.
 
-    name: as given in settings. context_length: positions it was trained on. stop_ids: tokens that end an answer.
+    name: as given in settings. model, tokenizer: mlx-lm's. context_length: positions it was trained on.
+    stop_ids: tokens that end an answer.
     ropes: each layer's rotation, in layer order.
     """
 
     name: str
     model: Any
+    tokenizer: Any
     codec: TextCodec
     template: ChatTemplate
     stop_ids: frozenset[int]
@@ -66,6 +68,7 @@ def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> Loade
     return LoadedModel(
         name=name,
         model=model,
+        tokenizer=tokenizer,
         codec=codec,
         template=ChatTemplate(tokenizer, codec),
         # An answer never holds a control token, so each of them ends it.

@@ -1,0 +1,144 @@
+"""The caches in mlx-lm's own loops, as its users run them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.llama import Model, ModelArgs
+
+from kv import KVCacheBuilder, KVCacheConfig
+from kv.methods import METHODS
+
+LAYERS, WIDTH, WORDS = 3, 32, 200
+BUDGET = 48
+SMALL: dict[str, dict[str, Any]] = {
+    "full": {},
+    "chunkkv": {"chunkkv_budget": BUDGET},
+    "h2o": {"h2o_budget": BUDGET},
+    "snapkv": {"snapkv_budget": BUDGET, "snapkv_window": 8},
+    "streaming_llm": {"streaming_llm_budget": BUDGET},
+    "tova": {"tova_budget": BUDGET},
+    "pyramidkv": {"pyramidkv_budget": BUDGET, "pyramidkv_recent": 4},
+    "squeezeattention": {"squeezeattention_budget": BUDGET, "squeezeattention_recent": 4},
+    "l2norm": {"l2norm_budget": BUDGET},
+    "cam": {"cam_budget": BUDGET},
+    "kivi": {"kivi_bits": 8},
+}
+
+
+def tiny(kv_heads: int = 2) -> Any:
+    mx.random.seed(0)
+    model = Model(
+        ModelArgs(
+            model_type="llama",
+            hidden_size=64,
+            num_hidden_layers=LAYERS,
+            intermediate_size=96,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            head_dim=WIDTH,
+            rms_norm_eps=1e-5,
+            vocab_size=WORDS,
+        )
+    )
+    mx.eval(model.parameters())
+    return model
+
+
+def turn(model: Any, caches: list[Any], prompt: list[int], *, step: int = 16, tokens: int = 5) -> list[int]:
+    stream = generate_step(mx.array(prompt), model, max_tokens=tokens, prompt_cache=caches, prefill_step_size=step)
+    return [int(token) for token, _ in stream]
+
+
+def test_every_method_is_tried() -> None:
+    assert SMALL.keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("method", SMALL)
+def test_ten_turns_of_many_tokens_in_stock_generation(method: str, kv_heads: int) -> None:
+    model = tiny(kv_heads)
+    caches = KVCacheBuilder.for_model(model, KVCacheConfig(method=method, head_dim=WIDTH, **SMALL[method]))
+    rng = np.random.default_rng(4)
+    seen = 0
+    for _ in range(10):
+        prompt = rng.integers(0, WORDS, 37).tolist()
+        answer = turn(model, caches, prompt)
+        assert len(answer) == 5
+        # mlx-lm works one token ahead: the last one it gives out has been fed too.
+        seen += len(prompt) + len(answer)
+        assert {cache.offset for cache in caches} == {cache.tokens_seen for cache in caches} == {seen}
+        if method not in ("full", "kivi"):
+            grown = len(answer) if method == "snapkv" else 0
+            assert all(cache.tokens_kept <= cache.layer_budget + grown for cache in caches)
+
+
+@pytest.mark.parametrize("method", [name for name in SMALL if name != "kivi"])
+def test_with_room_for_everything_generation_is_the_full_caches(method: str) -> None:
+    model = tiny()
+    options = {name: 512 if name.endswith("_budget") else value for name, value in SMALL[method].items()}
+    caches = KVCacheBuilder.for_model(model, KVCacheConfig(method=method, **options))
+    stock = make_prompt_cache(model)
+    rng = np.random.default_rng(5)
+    for _ in range(4):
+        prompt = rng.integers(0, WORDS, 37).tolist()
+        assert turn(model, caches, prompt, step=11) == turn(model, stock, prompt, step=64)
+
+
+def test_kivi_of_8_bits_stays_close_to_the_full_cache() -> None:
+    model = tiny()
+    caches = KVCacheBuilder.for_model(model, KVCacheConfig(method="kivi", kivi_bits=8))
+    stock = make_prompt_cache(model)
+    tokens = mx.array(np.random.default_rng(6).integers(0, WORDS, 150))[None]
+    for start, stop in ((0, 100), (100, 149), (149, 150)):
+        ours, theirs = (np.array(model(tokens[:, start:stop], cache=cache)) for cache in (caches, stock))
+    np.testing.assert_allclose(ours, theirs, atol=0.02)
+    assert not np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("method", SMALL)
+def test_a_copied_prompt_cache_goes_its_own_way(method: str) -> None:
+    """mlx_lm.server copies a prompt's caches for each request."""
+    model = tiny()
+    caches = KVCacheBuilder.for_model(model, KVCacheConfig(method=method, **SMALL[method]))
+    rng = np.random.default_rng(7)
+    turn(model, caches, rng.integers(0, WORDS, 60).tolist())
+    copies = copy.deepcopy(caches)
+    prompt = rng.integers(0, WORDS, 30).tolist()
+    first = turn(model, copies, prompt)
+    turn(model, copies, rng.integers(0, WORDS, 90).tolist())
+    assert turn(model, caches, prompt) == first
+
+
+def test_make_cache_serves_every_request_anew() -> None:
+    model = tiny()
+    model.make_cache = KVCacheBuilder.factory(model, KVCacheConfig(chunkkv_budget=32))
+    prompt = list(range(100))
+    answers = [turn(model, None, prompt) for _ in range(2)]  # type: ignore[arg-type]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.model
+def test_the_readmes_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "kv" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
+    assert len([line for line in code.splitlines() if line and not line.startswith("#")]) <= 20
+    exec(compile(code, "kv/README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    seen, kept = re.findall(r"(\d+) tokens seen, (\d+) kept", shown)[-1]
+    assert int(seen) > 60
+    assert int(kept) <= 256
+
+
+def test_the_readmes_table_of_methods_is_the_codes() -> None:
+    readme = (Path(__file__).parents[2] / "kv" / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", readme, flags=re.M)
+    assert rows == list(METHODS)
