@@ -11,10 +11,12 @@ What every method here has in common, where the chunkkv source document and its 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import mlx_lm.models.cache
 
 from kv.group import CacheGroup
 from kv.policy import Policy
@@ -101,13 +103,43 @@ class EvictingCache:
         return mx.arange(self._rows, self._rows + N)[:, None] >= mx.arange(self._rows + N)[None]
 
     @property
-    def state(self) -> tuple[mx.array | None, mx.array | None, mx.array]:
-        """The arrays to evaluate. Saving a session is refused: `from_state` does not exist yet."""
-        return self.keys, self.values, self.scores
+    def state(self) -> tuple[mx.array | None, mx.array | None, mx.array, mx.array | None, str]:
+        """What mlx-lm evaluates and saves: keys, values, scores, the positions of rows, and the books as JSON."""
+        books = {
+            "method": self.method,
+            "policy": self.policy.to_builtins(),
+            "head_dim": self.head_dim,
+            "tokens_seen": self.tokens_seen,
+            "layer": self.group.layers.index(self),
+            "layers": len(self.group.layers),
+            "group": self.group.books(),
+        }
+        return *self.arrays, self.group.row_positions, json.dumps(books)
 
-    @state.setter
-    def state(self, value: Any) -> None:
-        raise ValueError(f"{type(self).__name__} cannot be loaded from a saved state")
+    @property
+    def arrays(self) -> tuple[mx.array | None, mx.array | None, mx.array]:
+        """Keys [B, H_kv, R, D], values, and the scores earned so far [B, H_kv, <= R]."""
+        if self.keys is None or self.values is None:
+            return None, None, self.scores
+        return self.keys[..., : self._rows, :], self.values[..., : self._rows, :], self.scores
+
+    @classmethod
+    def from_state(cls, state: Any) -> EvictingCache:
+        """The cache that had that state; those of a group come in layer order, as mlx-lm loads them.
+
+        Raises ValueError if the state is not one of ours, or was the literal preset's, which keeps no books.
+        """
+        keys, values, scores, positions, text = state
+        try:
+            books = json.loads(text)
+            policy = Policy.from_builtins(books["policy"])
+            group = CacheGroup.from_books(policy, books["group"], positions, books["layer"], books["layers"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a state of an {cls.__name__} that can be loaded: {error!r}") from error
+        cache = cls(books["method"], policy, group, books["head_dim"])
+        cache.keys, cache.values, cache.scores = keys, values, scores
+        cache._rows, cache.offset, cache.tokens_seen = group.rows, group.position, books["tokens_seen"]
+        return cache
 
     def is_trimmable(self) -> bool:
         """False: mlx-lm may not cut rows off, since that could cut a block. See `CacheGroup.truncate`."""
@@ -251,3 +283,7 @@ def _take(rows: mx.array, index: mx.array) -> mx.array:
 def _unit(vectors: mx.array) -> mx.array:
     vectors = vectors.astype(mx.float32)
     return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)
+
+
+# `mlx_lm.models.cache.load_prompt_cache` finds classes by name among its own.
+vars(mlx_lm.models.cache).setdefault(EvictingCache.__name__, EvictingCache)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -104,6 +105,43 @@ class CacheGroup:
             return []
         self._score(None, self._rows)
         return self._unit_scores(table, np.array(self._lane_scores())[0])
+
+    # Saving
+
+    @property
+    def row_positions(self) -> mx.array | None:
+        """The positions of the kept rows, [lanes, rows], while the device has them; None once unit tables do."""
+        return self._positions
+
+    def books(self) -> dict[str, Any]:
+        """What there is to know beside tensors, as JSON-ready values."""
+        tables = [] if self._positions is not None else [table.to_builtins() for table in self._tables]
+        return {"rows": self._rows, "position": self._position, "read_many": self._read_many, "tables": tables}
+
+    @staticmethod
+    def from_books(
+        policy: Policy, books: dict[str, Any], positions: mx.array | None, layer: int, layers: int
+    ) -> CacheGroup:
+        """The group that had those books. layer: which of its `layers` asks; all get the one that layer 0 made.
+
+        Raises ValueError if layers do not come in order.
+        """
+        if layer == 0:
+            group = CacheGroup(policy)
+            group._rows, group._position = books["rows"], books["position"]
+            group._read_many = books["read_many"]
+            group._positions = positions
+            if positions is None:
+                group._tables = [UnitTable.from_builtins(policy, table) for table in books["tables"]]
+            else:
+                group._tables = [UnitTable(policy) for _ in range(positions.shape[0])]
+            _restored.group = group
+        shared: CacheGroup | None = getattr(_restored, "group", None)
+        if shared is None or len(shared.layers) != layer:
+            raise ValueError(f"layer {layer} of {layers} does not follow the one before it")
+        if layer == layers - 1:
+            _restored.group = None
+        return shared
 
     # Declaring blocks
 
@@ -399,6 +437,10 @@ class CacheGroup:
     def _unit_scores(self, table: UnitTable, token_scores: NDArray[np.float32]) -> list[float]:
         pool = np.mean if self.policy.pool == "mean" else np.max
         return [float(pool(token_scores[a:b])) if b > a else 0.0 for a, b in table.row_spans()]
+
+
+# The group being loaded: mlx-lm restores caches one by one, and knows nothing of groups.
+_restored = threading.local()
 
 
 def _compose(index: mx.array, keep: mx.array) -> mx.array:

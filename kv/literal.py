@@ -11,6 +11,8 @@ attends to is not literal: all of its own rows, as mlx-lm's mask supposes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -128,3 +130,7 @@ class LiteralGroup(CacheGroup):
     def positions(self) -> list[list[int]]:
         """Refused: rows are not followed back to positions here."""
         raise ValueError("the literal preset does not keep positions")
+
+    def books(self) -> dict[str, Any]:
+        """None: a state that was saved cannot be loaded."""
+        return {}

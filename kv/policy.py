@@ -6,10 +6,10 @@ is a point in that space: its file turns its options into one `Policy` a layer, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from kv.scoring import AttentionMass, KeyNorm, Scorer
+from kv.scoring import SCORERS, AttentionMass, KeyNorm, Scorer
 
 Scope = Literal["head", "layer", "model"]
 Pool = Literal["mean", "max"]
@@ -53,6 +53,16 @@ class Policy:
     recent: int
     stride: int
     merge: bool = False
+
+    def to_builtins(self) -> dict[str, Any]:
+        """As JSON-ready values."""
+        return {**asdict(self), "scorer": [type(self.scorer).__name__, asdict(self.scorer)]}  # type: ignore[call-overload]
+
+    @classmethod
+    def from_builtins(cls, values: dict[str, Any]) -> Policy:
+        """The inverse. Raises KeyError or TypeError for what never was a policy."""
+        name, fields = values["scorer"]
+        return cls(**{**values, "scorer": SCORERS[name](**fields)})
 
 
 def scorer(name: Score, decay: float) -> Scorer:

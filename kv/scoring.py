@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -118,6 +118,11 @@ class Age:
     def score(self, scores: mx.array, keys: mx.array, new: int) -> mx.array:
         """See `Scorer`."""
         return mx.zeros((*keys.shape[:2], keys.shape[2]))
+
+
+SCORERS: dict[str, Any] = {
+    scorer.__name__: scorer for scorer in (AttentionMass, CurrentAttention, WindowAttention, KeyNorm, Age)
+}
 
 
 def key_norms(keys: mx.array) -> mx.array:

@@ -138,7 +138,7 @@ class Session:
         for start in range(0, len(tokens), self.prefill_step):
             part = tokens[start : start + self.prefill_step]
             self._forward(part)
-            mx.eval([cache.state for cache in self._caches])
+            mx.eval([cache.arrays for cache in self._caches])
             mx.clear_cache()
             yield start + len(part)
 
@@ -151,7 +151,7 @@ class Session:
             raise ValueError(f"no room for another token in budget {self.budget}")
         self._stay_in_context(1)
         logits: mx.array = self._forward([token])[0, -1]
-        mx.eval(logits, [cache.state for cache in self._caches])
+        mx.eval(logits, [cache.arrays for cache in self._caches])
         return logits
 
     def close_answer(self, kept: int, rest: Sequence[int]) -> None:
@@ -163,7 +163,7 @@ class Session:
         if rest:
             self._stay_in_context(len(rest))
             self._forward(list(rest))
-            mx.eval([cache.state for cache in self._caches])
+            mx.eval([cache.arrays for cache in self._caches])
         self._group.close_block()
 
     def rewind(self, block: str) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from kv.policy import Policy
 
@@ -153,6 +154,21 @@ class UnitTable:
                 start, end = self._chunk(kept)
                 self.units.append(Unit(start, end - start))
             self.units[-1].seen += 1
+
+    def to_builtins(self) -> dict[str, Any]:
+        """As JSON-ready values."""
+        units, ahead = ([asdict(unit) for unit in units] for units in (self.units, self._ahead))
+        return {"position": self.position, "units": units, "ahead": ahead}
+
+    @classmethod
+    def from_builtins(cls, policy: Policy, values: dict[str, Any]) -> UnitTable:
+        """The inverse of `to_builtins`."""
+        table = cls(policy)
+        table.position = values["position"]
+        table.units = [Unit(**unit) for unit in values["units"]]
+        table._ahead = [Unit(**unit) for unit in values["ahead"]]
+        table.rows = sum(unit.seen for unit in table.units)
+        return table
 
     # Evicting
 

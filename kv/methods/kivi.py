@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import mlx.core as mx
+import mlx_lm.models.cache
 
 from kv.group import Evicted
 from kv.options import Options, check_int
@@ -147,12 +148,13 @@ class KIVICache:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """The arrays to evaluate. Loading is refused."""
+        """The arrays to evaluate."""
         return self.keys, self.values, self._packed_keys, self._packed_values
 
-    @state.setter
-    def state(self, value: Any) -> None:
-        raise ValueError(f"{type(self).__name__} cannot be loaded from a saved state")
+    @classmethod
+    def from_state(cls, state: Any) -> KIVICache:
+        """Refused: packed groups are saved, but what they belong to is not."""
+        raise ValueError(f"{cls.__name__} cannot be loaded from a saved state")
 
     def is_trimmable(self) -> bool:
         """False: packed groups cannot be cut."""
@@ -165,3 +167,6 @@ class KIVICache:
     def empty(self) -> bool:
         """True while nothing was stored."""
         return self.keys is None
+
+
+vars(mlx_lm.models.cache).setdefault(KIVICache.__name__, KIVICache)

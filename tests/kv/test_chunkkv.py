@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
-from kv import KVCacheBuilder, KVCacheConfig
+from kv import EvictingCache, KVCacheBuilder, KVCacheConfig
 from kv.group import Evicted
 from tests.kv.feeding import FakeLayers, feed, named_values
 from tests.kv.oracle import OracleLayer
@@ -296,10 +296,10 @@ def test_declared_blocks_are_refused_where_heads_decide_alone() -> None:
         cache.group.declare(0, 5, "a")
 
 
-def test_sliding_windows_and_saved_states_are_refused_loudly(tiny: Any) -> None:
+def test_sliding_windows_and_foreign_states_are_refused_loudly(tiny: Any) -> None:
     (cache,) = KVCacheBuilder.for_model(FakeLayers(1), KVCacheConfig())
     with pytest.raises(ValueError, match="window_size"):
         cache.make_mask(5, window_size=3)
-    with pytest.raises(ValueError, match="saved state"):
-        cache.state = (None, None, None)
+    with pytest.raises(ValueError, match="not a state"):
+        EvictingCache.from_state((None, None, None, None, "{}"))
     assert not cache.is_trimmable()

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from kv import KVCacheBuilder, KVCacheConfig
@@ -116,6 +116,61 @@ def test_a_copied_prompt_cache_goes_its_own_way(method: str) -> None:
     first = turn(model, copies, prompt)
     turn(model, copies, rng.integers(0, WORDS, 90).tolist())
     assert turn(model, caches, prompt) == first
+
+
+@pytest.mark.parametrize("scope", ["head", "layer", "model"])
+@pytest.mark.parametrize("method", [name for name in SMALL if name not in ("full", "kivi")])
+def test_a_saved_prompt_cache_goes_on_where_it_was(tmp_path: Path, method: str, scope: str) -> None:
+    if scope == "model" and method in ("pyramidkv", "squeezeattention"):
+        pytest.skip("its layers keep different budgets")
+    model = tiny()
+    options = {**SMALL[method], f"{method}_scope": scope}
+    caches = KVCacheBuilder.for_model(model, KVCacheConfig(method=method, **options))
+    rng = np.random.default_rng(8)
+    for _ in range(3):
+        turn(model, caches, rng.integers(0, WORDS, 41).tolist())
+    file = str(tmp_path / "prompt.safetensors")
+    save_prompt_cache(file, caches, {"for": "a test"})
+    loaded, metadata = load_prompt_cache(file, return_metadata=True)
+    assert metadata == {"for": "a test"}
+    for ours, theirs in zip(caches, loaded, strict=True):
+        for name in ("offset", "tokens_seen", "tokens_kept", "layer_budget", "method", "policy"):
+            assert getattr(ours, name) == getattr(theirs, name)
+    for _ in range(3):
+        prompt = rng.integers(0, WORDS, 41).tolist()
+        assert turn(model, caches, prompt) == turn(model, loaded, prompt)
+    assert [cache.group.positions() for cache in caches] == [cache.group.positions() for cache in loaded]
+
+
+def test_declared_blocks_are_saved_with_the_prompt_cache(tmp_path: Path) -> None:
+    model = tiny()
+    config = KVCacheConfig(chunkkv_budget=64, chunkkv_scope="model")
+    caches = KVCacheBuilder.for_model(model, config)
+    caches[0].group.declare(5, 25, "passage", pinned=True)
+    caches[0].group.declare(30, 55, "code", relevance=0.5)
+    turn(model, caches, list(range(40)))
+    file = str(tmp_path / "prompt.safetensors")
+    save_prompt_cache(file, caches)
+    loaded = load_prompt_cache(file)
+    assert len({id(cache.group) for cache in loaded}) == 1
+    prompt = list(range(100, 190))
+    assert turn(model, caches, prompt) == turn(model, loaded, prompt)
+    assert caches[0].group.units() == loaded[0].group.units()
+    assert "passage" in [unit.block for unit in loaded[0].group.units()]
+    for cache in (caches[0], loaded[0]):
+        cache.group.pin("passage", False)
+    assert caches[0].group.evict("passage") == loaded[0].group.evict("passage")
+
+
+@pytest.mark.parametrize("options", [{"method": "kivi"}, {"chunkkv_budget": 32, "chunkkv_literal": True}])
+def test_what_cannot_be_loaded_says_so(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = tiny()
+    caches = KVCacheBuilder.for_model(model, KVCacheConfig(**options))
+    turn(model, caches, list(range(80)))
+    file = str(tmp_path / "prompt.safetensors")
+    save_prompt_cache(file, caches)
+    with pytest.raises(ValueError, match="loaded"):
+        load_prompt_cache(file)
 
 
 def test_make_cache_serves_every_request_anew() -> None:
