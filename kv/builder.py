@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kv import observed
 from kv.config import KVCacheConfig
 from kv.group import Evicted
 
@@ -22,6 +23,8 @@ class KVCacheBuilder:
         Raises ValueError if `config.head_dim` is not the model's, or a layer has no plain full attention.
         """
         _check_model(model, config)
+        if getattr(config.options, "score", None) == "observed":
+            observed.install(model)
         return config.options.build(config.method, len(model.layers), config.head_dim, on_evict)
 
     @staticmethod

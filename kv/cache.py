@@ -20,6 +20,7 @@ import mlx_lm.models.cache
 
 from kv.group import CacheGroup
 from kv.policy import Policy
+from kv.scoring import ObservedAttention
 
 _STEP = 64
 
@@ -91,6 +92,14 @@ class EvictingCache:
         if self is self.group.layers[-1]:
             self.group.settle(count)
         return all_keys, all_values
+
+    def observe(self, queries: mx.array, scale: float) -> None:
+        """Be shown the queries of the pass that has just been stored, [B, H_q, N, D]; see `kv.observed`."""
+        assert isinstance(self.policy.scorer, ObservedAttention)
+        assert self.keys is not None
+        self.scores = self.policy.scorer.observe(self.scores, self.rows_at(None, self._rows), queries, scale)
+        if self is self.group.layers[-1]:
+            self.group.settle_observed(queries.shape[2])
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of a pass of N tokens. Raises ValueError for sliding windows, which this cache cannot serve."""

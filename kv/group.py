@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv.policy import Policy
+from kv.scoring import ObservedAttention
 from kv.units import Unit, UnitTable
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class CacheGroup:
         self._rows = 0
         self._position = 0
         self._read_many = False
+        self._unobserved = False
 
     # What is held
 
@@ -188,12 +190,21 @@ class CacheGroup:
         stretch is scored up to the next position at which something must leave, whole units leave, and so on. The
         rows are gathered once, at the end.
         """
+        if isinstance(self.policy.scorer, ObservedAttention):
+            if self._unobserved:
+                raise RuntimeError(
+                    'score "observed": a pass was not shown to the cache; build it with KVCacheBuilder.for_model, or '
+                    "call kv.observed.install(model)"
+                )
+            self._unobserved = True
+            return
         row, total = self._rows, self._rows + count
         stored = self._positions
         index: mx.array | None = None
         while row < total:
             if self._must_evict():
                 keep = self._evict_least(index, row)
+                self._check_room(1)
                 if keep is not None:
                     index = keep if index is None else _compose(index, keep)
             take = min(total - row, self._until_eviction())
@@ -211,6 +222,30 @@ class CacheGroup:
             self._positions = self._followed(stored, index, count)
         if self.on_settled is not None:
             self.on_settled(count)
+
+    def settle_observed(self, count: int) -> None:
+        """Account for a pass of `count` tokens whose queries have scored every row, then evict down to the budget."""
+        self._unobserved = False
+        self._advance(count)
+        if self._positions is not None:
+            self._positions = self._followed(self._positions, None, count)
+        self._shrink()
+        if self.on_settled is not None:
+            self.on_settled(count)
+
+    def _shrink(self) -> None:
+        """Evict what is over the budget now, whatever the stride."""
+        if (wanted := self._rows - self.policy.budget) <= 0:
+            return
+        self._score(None, self._rows)
+        keep = self._evict(wanted, None)
+        self._check_room(0)
+        if keep is None:
+            return
+        if self._positions is not None:
+            self._positions = self._followed(self._positions, keep, 0)
+        for layer in self.layers:
+            layer.keep(keep)
 
     def _followed(self, stored: mx.array, index: mx.array | None, count: int) -> mx.array:
         """Positions of the kept rows after a pass: `stored` before it, of which the rows of `index` are left."""
@@ -243,12 +278,7 @@ class CacheGroup:
             table.policy = policy
         for layer in self.layers:
             layer.policy = policy
-        keep = self._evict_least(None, self._rows) if self._rows > policy.budget else None
-        if keep is not None:
-            if self._positions is not None:
-                self._positions = self._followed(self._positions, keep, 0)
-            for layer in self.layers:
-                layer.keep(keep)
+        self._shrink()
 
     # Evicting
 
@@ -311,6 +341,10 @@ class CacheGroup:
         strides = max(0, (room - border - policy.stride) // policy.stride + 1)
         return min(room, border + strides * policy.stride)
 
+    def _check_room(self, tokens: int) -> None:
+        if self._rows + tokens > self.policy.budget:
+            raise RuntimeError(f"kept tokens passed budget {self.policy.budget} with every block pinned or unfinished")
+
     def _advance(self, take: int) -> None:
         if self._positions is None:
             for table in self._tables:
@@ -327,6 +361,10 @@ class CacheGroup:
         """
         self._score(index, row)
         wanted = self._rows + self.policy.stride - self._position % self.policy.stride - self.policy.budget
+        return self._evict(wanted, index)
+
+    def _evict(self, wanted: int, index: mx.array | None) -> mx.array | None:
+        """Let whole units of `wanted` tokens or more leave, if they can; see `_evict_least`."""
         keep = self._choose_on_host(wanted) if self._positions is None else self._choose_on_device(wanted)
         if keep is None:
             return None
@@ -350,10 +388,6 @@ class CacheGroup:
                 alive[begin:end] = False
                 left -= end - begin
                 self._report(table.remove(number), unit_scores.pop(number), lane)
-            if self.policy.budget < table.rows + 1:
-                raise RuntimeError(
-                    f"kept tokens passed budget {self.policy.budget} with every block pinned or unfinished"
-                )
             kept.append(np.flatnonzero(alive))
         if len(kept[0]) == scores.shape[-1]:
             return None

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_args
 from kv.cache import EvictingCache
 from kv.group import CacheGroup, Evicted
 from kv.literal import LiteralGroup
-from kv.policy import Axes, Policy, Pool, Scope, Score, Trigger
+from kv.policy import Axes, Policy, Pool, Scope, Score, Trigger, scorer
 from kv.scoring import Scorer
 
 
@@ -102,27 +102,36 @@ class BudgetOptions(Options):
 class MassOptions(BudgetOptions):
     """Options of methods that collect a score per token.
 
-    score: "attn_mass" (attention each token receives from later keys used as queries) or "key_norm".
+    score: "attn_mass" (attention each token receives from later keys used as queries), "key_norm", or "observed"
+        (attention that real queries pay; `KVCacheBuilder` hooks the model's attention, see `kv.observed`).
     recent: newest tokens spared from eviction, so that a token can earn a score before it is judged.
         None means 16, or what a small budget leaves.
     decay: factor on the collected attention mass per new token, so that old tokens do not win by age. 1.0: none.
+    window: with "observed", last queries of each pass that count.
     """
 
     score: Score = "attn_mass"
     recent: int | None = None
     decay: float = 0.98
+    window: int = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("score", self.score, Score)
         if not isinstance(self.decay, int | float) or isinstance(self.decay, bool) or not 0 < self.decay <= 1:
             raise ValueError(f"decay: {self.decay!r} is not a number in (0, 1]")
+        check_int("window", self.window, 1)
         room = self.budget - self.n_sink - self.unit
         if self.recent is None:
             object.__setattr__(self, "recent", max(0, min(16, room)))
         check_int("recent", self.recent, 0)
         if self.recent_tokens > room:
             raise ValueError(f"recent: {self.recent} is larger than budget - n_sink - chunk_size = {room}")
+
+    @property
+    def scorer(self) -> Scorer:
+        """What collects the score."""
+        return scorer(self.score, self.decay, self.window)
 
     @property
     def recent_tokens(self) -> int:
@@ -147,7 +156,9 @@ class LiteralOptions(MassOptions):
         if not self.literal:
             return super().build(method, layers, head_dim, on_evict)
         defaults = type(self)(budget=self.budget, n_sink=self.n_sink, **self._literal_fields())
-        for name in ("scope", "stride", "recent", "decay", "pool"):
+        if self.score == "observed":
+            raise ValueError(f'{method}_score: "observed" has no meaning with {method}_literal=True')
+        for name in ("scope", "stride", "recent", "decay", "pool", "window"):
             if (value := getattr(self, name, None)) != getattr(defaults, name, None):
                 raise ValueError(f"{method}_{name}: {value!r} has no meaning with {method}_literal=True")
         if on_evict is not None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from kv.scoring import SCORERS, AttentionMass, KeyNorm, Scorer
+from kv.scoring import SCORERS, AttentionMass, KeyNorm, ObservedAttention, Scorer
 
 Scope = Literal["head", "layer", "model"]
 Pool = Literal["mean", "max"]
-Score = Literal["attn_mass", "key_norm"]
+Score = Literal["attn_mass", "key_norm", "observed"]
 Trigger = Literal["over_budget", "prefill_end", "never"]
 
 
@@ -65,6 +65,8 @@ class Policy:
         return cls(**{**values, "scorer": SCORERS[name](**fields)})
 
 
-def scorer(name: Score, decay: float) -> Scorer:
+def scorer(name: Score, decay: float, window: int) -> Scorer:
     """The scorer that an option names."""
+    if name == "observed":
+        return ObservedAttention(window, decay)
     return AttentionMass(decay) if name == "attn_mass" else KeyNorm()

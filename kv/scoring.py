@@ -91,6 +91,37 @@ class WindowAttention:
 
 
 @dataclass(frozen=True)
+class ObservedAttention:
+    """Attention that the last `window` real queries of each pass paid, summed, old mass decaying by `decay` per token.
+
+    Needs `kv.observed`, which shows caches the queries; scores then come with each pass, not when they are asked for.
+    """
+
+    window: int
+    decay: float
+    signal: str = "observed attention"
+
+    def score(self, scores: mx.array, keys: mx.array, new: int) -> mx.array:
+        """See `Scorer`. Nothing is earned by keys alone."""
+        raise RuntimeError("observed attention is scored by the queries; see kv.observed")
+
+    def observe(self, scores: mx.array, keys: mx.array, queries: mx.array, scale: float) -> mx.array:
+        """The scores of all rows once a pass has attended, [B, H_kv, R].
+
+        scores: [B, H_kv, R - N]. keys: [B, H_kv, R, D]. queries: [B, H_q, N, D], rotated. scale: attention's.
+        """
+        batch, heads, rows, width = keys.shape
+        count = queries.shape[2]
+        last = min(self.window, count)
+        recent = queries[:, :, count - last :].astype(mx.float32).reshape(batch, heads, -1, last, width)
+        logits = (recent * scale) @ keys.astype(mx.float32).swapaxes(-1, -2)[:, :, None]
+        mask = mx.arange(rows - last, rows)[:, None] >= mx.arange(rows)
+        weights = mx.softmax(mx.where(mask, logits, mx.finfo(mx.float32).min), axis=-1)
+        mass = (weights * _fading(last, self.decay)).sum(axis=-2).mean(axis=2)
+        return mx.pad(scores * self.decay**count, [(0, 0), (0, 0), (0, count)]) + mass
+
+
+@dataclass(frozen=True)
 class KeyNorm:
     """Each key's L2 norm, times `sign`: fixed when the token comes.
 
@@ -121,7 +152,8 @@ class Age:
 
 
 SCORERS: dict[str, Any] = {
-    scorer.__name__: scorer for scorer in (AttentionMass, CurrentAttention, WindowAttention, KeyNorm, Age)
+    scorer.__name__: scorer
+    for scorer in (AttentionMass, CurrentAttention, WindowAttention, ObservedAttention, KeyNorm, Age)
 }
 
 

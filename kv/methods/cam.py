@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kv.options import MassOptions
-from kv.policy import Axes, Policy, scorer
+from kv.policy import Axes, Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,4 +29,4 @@ class CaMOptions(MassOptions):
 
     def policies(self, layers: int) -> list[Policy]:
         """The same for every layer."""
-        return [self.policy(scorer(self.score, self.decay), recent=self.recent_tokens, merge=self.merge)] * layers
+        return [self.policy(self.scorer, recent=self.recent_tokens, merge=self.merge)] * layers

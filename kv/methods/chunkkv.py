@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kv.options import LiteralOptions, check_int, check_one_of
-from kv.policy import Axes, Policy, Pool, scorer
+from kv.policy import Axes, Policy, Pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class ChunkKVOptions(LiteralOptions):
 
     def policies(self, layers: int) -> list[Policy]:
         """The same for every layer."""
-        return [self.policy(scorer(self.score, self.decay), recent=self.recent_tokens, pool=self.pool)] * layers
+        return [self.policy(self.scorer, recent=self.recent_tokens, pool=self.pool)] * layers
 
     def _literal_fields(self) -> dict[str, Any]:
         return {"chunk_size": self.chunk_size}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kv.options import LiteralOptions
-from kv.policy import Axes, Policy, scorer
+from kv.policy import Axes, Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,4 +23,4 @@ class H2OOptions(LiteralOptions):
 
     def policies(self, layers: int) -> list[Policy]:
         """The same for every layer."""
-        return [self.policy(scorer(self.score, self.decay), recent=self.recent_tokens)] * layers
+        return [self.policy(self.scorer, recent=self.recent_tokens)] * layers

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kv.options import MassOptions, check_share
-from kv.policy import Axes, Policy, scorer
+from kv.policy import Axes, Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,7 @@ class PyramidKVOptions(MassOptions):
 
     def policies(self, layers: int) -> list[Policy]:
         """Budgets that fall linearly with depth and have `budget` as their mean."""
-        return [
-            self.policy(scorer(self.score, self.decay), budget=budget, recent=self.recent_tokens)
-            for budget in self.budgets(layers)
-        ]
+        return [self.policy(self.scorer, budget=budget, recent=self.recent_tokens) for budget in self.budgets(layers)]
 
     def budgets(self, layers: int) -> list[int]:
         """Each layer's budget. Raises ValueError if the last one's leaves no room."""

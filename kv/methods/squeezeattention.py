@@ -18,7 +18,7 @@ import numpy as np
 from kv.cache import EvictingCache
 from kv.group import CacheGroup, Evicted
 from kv.options import MassOptions, check_share
-from kv.policy import Axes, Policy, scorer
+from kv.policy import Axes, Policy
 
 _BEST_SHARE = 0.1
 
@@ -57,7 +57,7 @@ class SqueezeAttentionOptions(MassOptions):
 
     def with_budget(self, budget: int) -> Policy:
         """The policy of a layer with that budget."""
-        return self.policy(scorer(self.score, self.decay), budget=budget, recent=self.recent_tokens)
+        return self.policy(self.scorer, budget=budget, recent=self.recent_tokens)
 
     def build(
         self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
