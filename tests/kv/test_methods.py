@@ -77,7 +77,7 @@ def test_reduces_to_h2o_bit_for_bit(method: str, options: dict[str, Any], score:
 
 
 @settings(max_examples=40, deadline=None)
-@given(streams(), st.integers(6, 40), st.integers(0, 4), st.integers(1, 3))
+@given(streams(), st.integers(8, 40), st.integers(0, 4), st.integers(1, 3))
 def test_streaming_llm_keeps_the_sinks_and_the_newest(
     stream: tuple[np.ndarray, list[int]], budget: int, sinks: int, stride: int
 ) -> None:
