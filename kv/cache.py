@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm.models.cache
 
+from kv.batch import BatchEvictingCache
 from kv.group import CacheGroup
 from kv.policy import Policy
 from kv.scoring import ObservedAttention
@@ -93,6 +94,11 @@ class EvictingCache:
             self.group.settle(count)
         return all_keys, all_values
 
+    @property
+    def observes(self) -> bool:
+        """Whether this cache wants to see queries."""
+        return isinstance(self.policy.scorer, ObservedAttention)
+
     def observe(self, queries: mx.array, scale: float) -> None:
         """Be shown the queries of the pass that has just been stored, [B, H_q, N, D]; see `kv.observed`."""
         assert isinstance(self.policy.scorer, ObservedAttention)
@@ -149,6 +155,16 @@ class EvictingCache:
         cache.keys, cache.values, cache.scores = keys, values, scores
         cache._rows, cache.offset, cache.tokens_seen = group.rows, group.position, books["tokens_seen"]
         return cache
+
+    @staticmethod
+    def merge(caches: list[EvictingCache]) -> BatchEvictingCache:
+        """A batch of streams, each with its cache of this layer.
+
+        Raises ValueError if layers keep different numbers of rows: mlx-lm gives one batch mask to all of them.
+        """
+        if any(cache.policy.uneven for cache in caches):
+            raise ValueError(f"{caches[0].method}: layers with budgets of their own cannot share a batch's mask")
+        return BatchEvictingCache(caches)
 
     def is_trimmable(self) -> bool:
         """False: mlx-lm may not cut rows off, since that could cut a block. See `CacheGroup.truncate`."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from kv.batch import BatchEvictingCache
 from kv.cache import EvictingCache
-from kv.scoring import ObservedAttention
 
 _NAME = "scaled_dot_product_attention"
 
@@ -42,7 +42,7 @@ def _replace(module: ModuleType, attention: Callable[..., mx.array]) -> None:
     @wraps(attention)
     def observed(queries: mx.array, keys: mx.array, values: mx.array, cache: Any = None, **options: Any) -> mx.array:
         output = attention(queries, keys, values, cache=cache, **options)
-        if isinstance(cache, EvictingCache) and isinstance(cache.policy.scorer, ObservedAttention):
+        if isinstance(cache, EvictingCache | BatchEvictingCache) and cache.observes:
             cache.observe(queries, options["scale"])
         return output
 

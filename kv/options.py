@@ -79,6 +79,7 @@ class BudgetOptions(Options):
         pool: Pool = "mean",
         trigger: Trigger = "over_budget",
         merge: bool = False,
+        uneven: bool = False,
     ) -> Policy:
         """One layer's policy. budget: if it is another than the options'."""
         budget = self.budget if budget is None else budget
@@ -95,6 +96,7 @@ class BudgetOptions(Options):
             recent=recent,
             stride=stride,
             merge=merge,
+            uneven=uneven,
         )
 
 

@@ -41,6 +41,7 @@ class Policy:
     stride: evictions happen at positions that are multiples of it, and make room for as many tokens. Decisions so do
         not depend on how the stream is sliced into passes, and a long pass scores `stride` tokens at once.
     merge: whether an evicted token's value is folded into the survivor it resembles most (CaM).
+    uneven: whether other layers of the model keep another number of rows.
     """
 
     budget: int
@@ -53,6 +54,7 @@ class Policy:
     recent: int
     stride: int
     merge: bool = False
+    uneven: bool = False
 
     def to_builtins(self) -> dict[str, Any]:
         """As JSON-ready values."""

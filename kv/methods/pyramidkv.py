@@ -38,7 +38,10 @@ class PyramidKVOptions(MassOptions):
 
     def policies(self, layers: int) -> list[Policy]:
         """Budgets that fall linearly with depth and have `budget` as their mean."""
-        return [self.policy(self.scorer, budget=budget, recent=self.recent_tokens) for budget in self.budgets(layers)]
+        return [
+            self.policy(self.scorer, budget=budget, recent=self.recent_tokens, uneven=self.slope > 0)
+            for budget in self.budgets(layers)
+        ]
 
     def budgets(self, layers: int) -> list[int]:
         """Each layer's budget. Raises ValueError if the last one's leaves no room."""

@@ -57,7 +57,7 @@ class SqueezeAttentionOptions(MassOptions):
 
     def with_budget(self, budget: int) -> Policy:
         """The policy of a layer with that budget."""
-        return self.policy(self.scorer, budget=budget, recent=self.recent_tokens)
+        return self.policy(self.scorer, budget=budget, recent=self.recent_tokens, uneven=self.strength > 0)
 
     def build(
         self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
