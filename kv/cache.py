@@ -241,6 +241,8 @@ class EvictingCache:
         batch, heads, _, width = self.keys.shape
         # Tokens in the batch axis: rope takes one offset a batch row.
         keys = self.keys[..., : self._rows, :].transpose(2, 0, 1, 3).reshape(-1, batch * heads, 1, width)
+        # Some ropes (YaRN) scale what they rotate; keys have been scaled once, and position 0 shows by how much.
+        keys = keys / rope(mx.ones((1, 1, 1, width), dtype=keys.dtype), offset=0)
         moved = rope(keys, offset=deltas).reshape(-1, batch, heads, width).transpose(1, 2, 0, 3)
         self.keys = mx.contiguous(moved)
         self.values = mx.contiguous(self.values[..., : self._rows, :]) if self.values is not None else None
