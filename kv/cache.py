@@ -103,7 +103,8 @@ class EvictingCache:
         """Be shown the queries of the pass that has just been stored, [B, H_q, N, D]; see `kv.observed`."""
         assert isinstance(self.policy.scorer, ObservedAttention)
         assert self.keys is not None
-        self.scores = self.policy.scorer.observe(self.scores, self.rows_at(None, self._rows), queries, scale)
+        if self in self.group.judges:
+            self.scores = self.policy.scorer.observe(self.scores, self.rows_at(None, self._rows), queries, scale)
         if self is self.group.layers[-1]:
             self.group.settle_observed(queries.shape[2])
 

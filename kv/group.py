@@ -39,8 +39,9 @@ class Evicted:
 class CacheGroup:
     """The layers that decide together, and the books of what they hold.
 
-    With scope "layer" or "model" there is one lane. With "head" there is one a head (and batch row): only chunks of
-    equal size leave then, so every lane always holds equally many rows and none is cut to align.
+    With scope "layer" a group is one layer, or one and those that follow it; with "model" it is all of them. Both have
+    one lane. With "head" there is one a head (and batch row): only chunks of equal size leave then, so every lane
+    always holds equally many rows and none is cut to align.
 
     While a stream is nothing but chunks, which of them leave is worked out on the device and never read back. Once
     blocks are declared, or someone asks for the units, unit tables on the host decide. Both decide the same.
@@ -107,6 +108,11 @@ class CacheGroup:
             return []
         self._score(None, self._rows)
         return self._unit_scores(table, np.array(self._lane_scores())[0])
+
+    @property
+    def judges(self) -> list[EvictingCache]:
+        """The layers whose scores decide: all with scope "model", else the first, which others may follow."""
+        return self.layers if self.policy.scope == "model" else self.layers[:1]
 
     # Saving
 
@@ -256,16 +262,16 @@ class CacheGroup:
         return mx.take_along_axis(rows, mx.broadcast_to(index, (stored.shape[0], index.shape[-1])), axis=-1)
 
     def token_scores(self) -> list[mx.array]:
-        """What each kept token has earned so far, one [B, H_kv, R] a layer."""
+        """What each kept token has earned so far, one [B, H_kv, R] a judging layer."""
         self._score(None, self._rows)
-        return [layer.scores for layer in self.layers]
+        return [layer.scores for layer in self.judges]
 
     def _score(self, index: mx.array | None, row: int) -> None:
         """Score what has come since the last time: only an eviction, or someone who asks, needs to know.
 
         index: the rows that are left of the first `row`; None for all of them.
         """
-        for layer in self.layers:
+        for layer in self.judges:
             if new := self._rows - layer.scores.shape[-1]:
                 layer.score_rows(layer.rows_at(index, row), new)
 
@@ -294,8 +300,9 @@ class CacheGroup:
         table.remove(number)
         self._rows = table.rows
         index = mx.concatenate([mx.arange(begin), mx.arange(end, end + self._rows - begin)])
-        for layer in self.layers:
+        for layer in self.judges:
             layer.keep_scores(index)
+        for layer in self.layers:
             layer.keep(index)
         return self._report(unit, score, 0)
 
@@ -370,7 +377,7 @@ class CacheGroup:
             return None
         if self.policy.merge:
             self._fold(index, keep)
-        for layer in self.layers:
+        for layer in self.judges:
             layer.keep_scores(keep)
         self._rows = keep.shape[-1]
         return keep
@@ -426,7 +433,7 @@ class CacheGroup:
         wanted = self._rows - self.policy.budget
         if not ended or wanted <= 0:
             return None
-        for layer in self.layers:
+        for layer in self.judges:
             # The token that was just made is no part of the prompt, and gives no score; it is the newest and stays.
             layer.scores = mx.pad(
                 self.policy.scorer.score(layer.scores, layer.rows_at(None, self._rows - 1), self._rows - 1),
@@ -435,7 +442,7 @@ class CacheGroup:
         keep = self._choose_on_device(wanted) if self._positions is not None else self._choose_on_host(wanted)
         if keep is not None:
             self._rows = keep.shape[-1]
-        for layer in self.layers:
+        for layer in self.judges:
             layer.scores = layer.scores[..., :0]
         return keep
 
@@ -466,7 +473,7 @@ class CacheGroup:
         if self.policy.scope == "head":
             scores = self.layers[0].scores
             return scores.reshape(-1, scores.shape[-1])
-        return mx.stack([layer.scores.mean(axis=(0, 1)) for layer in self.layers]).mean(axis=0)[None]
+        return mx.stack([layer.scores.mean(axis=(0, 1)) for layer in self.judges]).mean(axis=0)[None]
 
     def _unit_scores(self, table: UnitTable, token_scores: NDArray[np.float32]) -> list[float]:
         pool = np.mean if self.policy.pool == "mean" else np.max

@@ -27,14 +27,17 @@ class Options:
         self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
     ) -> list[Any]:
         """One cache a layer. on_evict: called with each unit that leaves. Raises ValueError as `policies`."""
-        policies = self.policies(layers)
-        shared = CacheGroup(policies[0], on_evict=on_evict)
-        return [
-            EvictingCache(
-                method, policy, shared if policy.scope == "model" else CacheGroup(policy, on_evict=on_evict), head_dim
-            )
-            for policy in policies
-        ]
+        caches: list[EvictingCache] = []
+        for layer, policy in enumerate(self.policies(layers)):
+            follows = layer if policy.scope == "model" else layer % self.together
+            group = caches[-1].group if follows else CacheGroup(policy, on_evict=on_evict)
+            caches.append(EvictingCache(method, policy, group, head_dim))
+        return caches
+
+    @property
+    def together(self) -> int:
+        """Layers that follow one decision where each layer, or head, decides for itself."""
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True)

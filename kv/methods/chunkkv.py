@@ -23,6 +23,7 @@ class ChunkKVOptions(LiteralOptions):
 
     chunk_size: tokens in an eviction unit of undeclared text. Declared blocks are units of their own length.
     pool: how a unit's token scores become one: "mean" or "max".
+    layer_reuse: layers that keep what the first of them keeps, as in the paper's Algorithm 2; with scope "layer" only.
     """
 
     axes: ClassVar[Axes] = Axes(
@@ -34,15 +35,24 @@ class ChunkKVOptions(LiteralOptions):
 
     chunk_size: int = 8
     pool: Pool = "mean"
+    layer_reuse: int = 1
 
     def __post_init__(self) -> None:
         check_int("chunk_size", self.chunk_size, 1)
         check_one_of("pool", self.pool, Pool)
+        check_int("layer_reuse", self.layer_reuse, 1)
+        if self.layer_reuse > 1 and (self.scope != "layer" or self.literal):
+            raise ValueError(f'layer_reuse: {self.layer_reuse} needs scope="layer", and no literal preset')
         if isinstance(self.budget, int) and isinstance(self.n_sink, int) and self.n_sink < self.budget:
             room = self.budget - self.n_sink
             if self.chunk_size > room:
                 raise ValueError(f"chunk_size: {self.chunk_size} is larger than budget - n_sink = {room}")
         super().__post_init__()
+
+    @property
+    def together(self) -> int:
+        """Layers that follow one decision."""
+        return self.layer_reuse
 
     @property
     def unit(self) -> int:

@@ -73,6 +73,21 @@ def test_reduces_to_h2o_bit_for_bit(method: str, options: dict[str, Any], score:
     assert all(cache.tokens_kept <= budget for cache in ours)
 
 
+@pytest.mark.parametrize("score", ["attn_mass", "key_norm"])
+def test_layers_that_follow_keep_what_their_leader_keeps(score: str) -> None:
+    # Large keys, so that attention has its favourites.
+    keys = 3 * random_keys(13, 150, layers=5)
+    slices = [40, 1, 1, 60, 20, *[1] * 28]
+    options = {"budget": 40, "chunk_size": 4, "score": score}
+    alone = run("chunkkv", keys, slices, **options)
+    reused = run("chunkkv", keys, slices, layer_reuse=2, **options)
+    for layer, cache in enumerate(reused):
+        assert survivors(cache) == survivors(alone[layer // 2 * 2])
+    assert survivors(alone[0]) != survivors(alone[1])
+    # Only leaders score.
+    assert [cache.scores.shape[-1] > 0 for cache in reused] == [True, False, True, False, True]
+
+
 # Survivors, by NumPy
 
 
@@ -336,6 +351,9 @@ def test_budget_sinks_order_and_repeatability(
         ({"method": "kivi", "kivi_bits": 5}, "kivi_bits: 5"),
         ({"method": "kivi", "kivi_group_size": 16}, "kivi_group_size: 16"),
         ({"method": "kivi", "kivi_residual": -1}, "kivi_residual: -1"),
+        ({"chunkkv_layer_reuse": 0}, "chunkkv_layer_reuse: 0"),
+        ({"chunkkv_layer_reuse": 2, "chunkkv_scope": "model"}, "chunkkv_layer_reuse: 2"),
+        ({"chunkkv_window": 0}, "chunkkv_window: 0"),
         ({"method": "full", "full_budget": 3}, "full_budget: no option"),
         ({"method": "h2o", "h2o_chunk_size": 3}, "h2o_chunk_size: no option"),
         ({"method": "h2o", "h2o_stride": 600}, "h2o_stride: 600"),

@@ -131,6 +131,17 @@ def test_every_method_that_collects_a_score_can_observe(method: str, scope: str)
     assert sum(cache.tokens_kept for cache in caches) >= 60
 
 
+def test_layers_that_follow_a_leader_keep_what_it_observed() -> None:
+    model, _ = tiny("llama")
+    config = KVCacheConfig(chunkkv_budget=40, chunkkv_layer_reuse=2, chunkkv_score="observed")
+    caches = KVCacheBuilder.for_model(model, config)
+    tokens = np.random.default_rng(7).integers(0, 100, 120)
+    for start in range(0, 120, 30):
+        mx.eval(model(mx.array(tokens[start : start + 30])[None], cache=caches))
+    assert caches[0].group is caches[1].group
+    assert caches[0].tokens_kept == caches[1].tokens_kept <= 40
+
+
 def test_declared_blocks_are_kept_whole_by_observed_attention() -> None:
     model, _ = tiny("qwen3")
     config = KVCacheConfig(chunkkv_budget=48, chunkkv_scope="model", chunkkv_score="observed")
