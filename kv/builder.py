@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mlx_lm.models.cache import KVCache
+
 from kv import observed
 from kv.config import KVCacheConfig
 from kv.group import Evicted
@@ -38,6 +40,14 @@ class KVCacheBuilder:
 
 
 def _check_model(model: Any, config: KVCacheConfig) -> None:
+    # What the model's class makes tells best which layers look back over everything; the object's may be ours already.
+    make_cache = getattr(type(model), "make_cache", None)
+    for index, cache in enumerate(make_cache(model) if make_cache else ()):
+        if type(cache) is not KVCache:
+            raise ValueError(
+                f"layer {index} of {type(model).__module__} keeps a {type(cache).__name__}; "
+                "only layers of full attention can be served"
+            )
     for index, layer in enumerate(model.layers):
         attention = getattr(layer, "self_attn", None)
         if attention is None:

@@ -157,15 +157,16 @@ class EvictingCache:
         cache._rows, cache.offset, cache.tokens_seen = group.rows, group.position, books["tokens_seen"]
         return cache
 
-    @staticmethod
-    def merge(caches: list[EvictingCache]) -> BatchEvictingCache:
-        """A batch of streams, each with its cache of this layer.
+    @property
+    def merge(self) -> type[BatchEvictingCache]:
+        """Makes a batch of streams from the cache that each has of this layer.
 
-        Raises ValueError if layers keep different numbers of rows: mlx-lm gives one batch mask to all of them.
+        Raises AttributeError, by which mlx-lm knows not to batch, if layers keep different numbers of rows: one mask
+        has to do for all of them.
         """
-        if any(cache.policy.uneven for cache in caches):
-            raise ValueError(f"{caches[0].method}: layers with budgets of their own cannot share a batch's mask")
-        return BatchEvictingCache(caches)
+        if self.policy.uneven:
+            raise AttributeError(f"{self.method}: layers with budgets of their own cannot share a batch's mask")
+        return BatchEvictingCache
 
     def is_trimmable(self) -> bool:
         """False: mlx-lm may not cut rows off, since that could cut a block. See `CacheGroup.truncate`."""

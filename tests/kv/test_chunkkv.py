@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from kv import EvictingCache, KVCacheBuilder, KVCacheConfig
 from kv.group import Evicted
-from tests.kv.feeding import FakeLayers, feed, named_values
+from tests.kv.feeding import FakeLayers, build, feed, named_values, survivors
 from tests.kv.oracle import OracleLayer
 
 LAYERS, HEADS, WIDTH = 3, 2, 16
@@ -294,6 +295,49 @@ def test_declared_blocks_are_refused_where_heads_decide_alone() -> None:
     (cache,) = KVCacheBuilder.for_model(FakeLayers(1), KVCacheConfig(chunkkv_scope="head"))
     with pytest.raises(ValueError, match="declared blocks need"):
         cache.group.declare(0, 5, "a")
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gemma3_text", {"head_dim": 16, "sliding_window_pattern": 2, "sliding_window": 8}),
+        ("llama", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}),
+        ("mamba", None),
+    ],
+)
+def test_models_whose_layers_do_not_look_back_over_everything_are_refused(family: str, options: Any) -> None:
+    module = importlib.import_module(f"mlx_lm.models.{family}")
+    if options is None:
+        arguments = module.ModelArgs(
+            model_type=family, vocab_size=100, hidden_size=32, intermediate_size=64, state_size=8, num_hidden_layers=2,
+            conv_kernel=4, use_bias=False, use_conv_bias=True, time_step_rank=4,
+        )  # fmt: skip
+    else:
+        common = {
+            "model_type": family, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "vocab_size": 100,
+        }  # fmt: skip
+        arguments = module.ModelArgs(**common, **options)
+    with pytest.raises(ValueError, match=r"full attention|no self_attn|sliding"):
+        KVCacheBuilder.for_model(module.Model(arguments), KVCacheConfig())
+
+
+def test_a_late_token_that_matters_lives_long_enough_to_show_it() -> None:
+    total, budget, late = 1024, 128, 600
+    keys = np.random.default_rng(9).normal(size=(1, HEADS, total, WIDTH)).astype(np.float32)
+    # Every key looks a little for what the late one says.
+    keys[..., 0] = 2.0
+    keys[:, :, late, 0] = 8.0
+
+    def survives(**options: Any) -> bool:
+        caches = build(1, "h2o", budget=budget, **options)
+        feed(caches, keys, named_values(keys.shape), [total])
+        return late in survivors(caches[0])[0]
+
+    assert survives()
+    # Without a time of grace it leaves before anyone could look, as it does in the literal preset.
+    assert not survives(recent=0, stride=1)
+    assert not survives(literal=True)
 
 
 def test_sliding_windows_and_foreign_states_are_refused_loudly(tiny: Any) -> None:
