@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -415,13 +416,11 @@ class CacheGroup:
         # Stable sorts: of equals the older leaves first.
         order = mx.argsort(pooled[:, :judged], axis=-1)
         lanes = order.shape[0]
-        newest = mx.broadcast_to(mx.arange(judged, count), (lanes, count - judged))
-        stay = mx.concatenate([mx.sort(order[:, leaving:], axis=-1), newest], axis=-1)
-        rows = (sinks + stay[..., None] * size + mx.arange(size)).reshape(lanes, -1)
-        first, last = mx.arange(sinks), mx.arange(self._rows - growing, self._rows)
-        keep = mx.concatenate(
-            [mx.broadcast_to(first, (lanes, sinks)), rows, mx.broadcast_to(last, (lanes, growing))], axis=-1
-        )
+        stay = mx.sort(order[:, leaving:], axis=-1)
+        if size > 1:
+            stay = (stay[..., None] * size + _range(0, size, 1)[0]).reshape(lanes, -1)
+        newest = _range(sinks + judged * size, self._rows, lanes)
+        keep = mx.concatenate([_range(0, sinks, lanes), sinks + stay, newest], axis=-1)
         return keep if policy.scope == "head" else keep[0]
 
     def _compress_prompt(self, count: int) -> mx.array | None:
@@ -473,11 +472,21 @@ class CacheGroup:
         if self.policy.scope == "head":
             scores = self.layers[0].scores
             return scores.reshape(-1, scores.shape[-1])
-        return mx.stack([layer.scores.mean(axis=(0, 1)) for layer in self.judges]).mean(axis=0)[None]
+        if self.policy.scope == "layer":
+            return self.layers[0].scores.mean(axis=1)
+        return mx.stack([layer.scores.mean(axis=1) for layer in self.layers]).mean(axis=0)
 
     def _unit_scores(self, table: UnitTable, token_scores: NDArray[np.float32]) -> list[float]:
         pool = np.mean if self.policy.pool == "mean" else np.max
         return [float(pool(token_scores[a:b])) if b > a else 0.0 for a, b in table.row_spans()]
+
+
+@lru_cache(maxsize=256)
+def _range(start: int, stop: int, lanes: int) -> mx.array:
+    """[lanes, stop - start]: the numbers from `start` on. Asked for again and again, as caches hold steady."""
+    numbers = mx.broadcast_to(mx.arange(start, stop), (lanes, stop - start))
+    mx.eval(numbers)
+    return numbers
 
 
 # The group being loaded: mlx-lm restores caches one by one, and knows nothing of groups.

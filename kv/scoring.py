@@ -117,7 +117,7 @@ class ObservedAttention:
         logits = (recent * scale) @ keys.astype(mx.float32).swapaxes(-1, -2)[:, :, None]
         mask = mx.arange(rows - last, rows)[:, None] >= mx.arange(rows)
         weights = mx.softmax(mx.where(mask, logits, mx.finfo(mx.float32).min), axis=-1)
-        mass = (weights * _fading(last, self.decay)).sum(axis=-2).mean(axis=2)
+        mass = (_fading(last, self.decay) @ weights)[..., 0, :].mean(axis=2)
         return mx.pad(scores * self.decay**count, [(0, 0), (0, 0), (0, count)]) + mass
 
 
@@ -181,12 +181,14 @@ def add_attention_mass(scores: mx.array, keys: mx.array, first: int, count: int,
             weights = mx.softmax(logits[..., :start], axis=-1)
         else:
             mask = _before(start, stop)
-            # The first token of a stream sees no row: with the mask its softmax is zero, not uniform.
-            weights = mx.softmax(mx.where(mask, logits, mx.finfo(mx.float32).min), axis=-1) * mask
-        if decay != 1.0:
-            weights = weights * _fading(stop - start, decay)
-        mass = weights.sum(axis=-2)
-        mass = mx.pad(mass, [(0, 0), (0, 0), (0, rows - mass.shape[-1])])
+            weights = mx.softmax(mx.where(mask, logits, mx.finfo(mx.float32).min), axis=-1)
+            if start == 0:
+                # The first token of a stream sees no row: its softmax is to be zero, not uniform.
+                weights = weights * mask
+        # One product fades and sums.
+        mass = (_fading(stop - start, decay) @ weights)[..., 0, :]
+        if mass.shape[-1] < rows:
+            mass = mx.pad(mass, [(0, 0), (0, 0), (0, rows - mass.shape[-1])])
         scores = scores * decay ** (stop - start) + mass
     return scores
 
@@ -211,7 +213,7 @@ _kept_before = lru_cache(maxsize=64)(_new_before)
 
 @lru_cache(maxsize=64)
 def _fading(count: int, decay: float) -> mx.array:
-    """[count, 1]: what is left of each of `count` tokens' mass when the last has come."""
-    weights = (decay ** mx.arange(count - 1, -1, -1))[:, None]
+    """[1, count]: what is left of each of `count` tokens' mass when the last has come."""
+    weights = (decay ** mx.arange(count - 1, -1, -1))[None]
     mx.eval(weights)
     return weights

@@ -68,8 +68,8 @@ class KIVICache:
         self.offset = 0
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
-        self._packed_keys: list[Packed] = []
-        self._packed_values: list[Packed] = []
+        self._packed_keys: Packed | None = None
+        self._packed_values: Packed | None = None
 
     @property
     def tokens_seen(self) -> int:
@@ -91,7 +91,7 @@ class KIVICache:
         """Bytes held, scales and biases included."""
         if self.keys is None or self.values is None:
             return 0
-        packed = sum(part.nbytes for group in (*self._packed_keys, *self._packed_values) for part in group)
+        packed: int = sum(part.nbytes for part in (*(self._packed_keys or ()), *(self._packed_values or ())))
         return packed + self.keys.nbytes + self.values.nbytes
 
     @property
@@ -118,20 +118,28 @@ class KIVICache:
         if self.keys is not None and self.values is not None:
             keys = mx.concatenate([self.keys, keys], axis=2)
             values = mx.concatenate([self.values, values], axis=2)
-        all_keys = mx.concatenate([*(self._unpack(p).swapaxes(-1, -2) for p in self._packed_keys), keys], axis=2)
-        all_values = mx.concatenate([*(self._unpack(p) for p in self._packed_values), values], axis=2)
+        all_keys, all_values = keys, values
+        if self._packed_keys is not None and self._packed_values is not None:
+            all_keys = mx.concatenate([self._unpack(self._packed_keys).swapaxes(-1, -2), keys], axis=2)
+            all_values = mx.concatenate([self._unpack(self._packed_values), values], axis=2)
         self.offset = all_keys.shape[2]
         size = self.options.group_size
         packed = max(0, (keys.shape[2] - self.options.residual) // size * size)
         if packed:
-            self._packed_keys.append(self._pack(keys[..., :packed, :].swapaxes(-1, -2)))
-            self._packed_values.append(self._pack(values[..., :packed, :]))
+            # Tokens are the last axis of packed keys, whose scales are their channels', and the third of values.
+            self._packed_keys = self._joined(self._packed_keys, keys[..., :packed, :].swapaxes(-1, -2), axis=3)
+            self._packed_values = self._joined(self._packed_values, values[..., :packed, :], axis=2)
         self.keys, self.values = mx.contiguous(keys[..., packed:, :]), mx.contiguous(values[..., packed:, :])
         return all_keys, all_values
 
-    def _pack(self, rows: mx.array) -> Packed:
+    def _joined(self, held: Packed | None, rows: mx.array, axis: int) -> Packed:
         packed, scales, biases = mx.quantize(rows, group_size=self.options.group_size, bits=self.options.bits)
-        return packed, scales, biases
+        if held is None:
+            return packed, scales, biases
+        first, second, third = (
+            mx.concatenate([old, new], axis=axis) for old, new in zip(held, (packed, scales, biases), strict=True)
+        )
+        return first, second, third
 
     def _unpack(self, packed: Packed) -> mx.array:
         return mx.dequantize(*packed, group_size=self.options.group_size, bits=self.options.bits)
