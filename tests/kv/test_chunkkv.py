@@ -204,13 +204,23 @@ def test_attention_after_evictions_equals_full_attention_masked_to_the_survivors
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), np.array(expected), atol=2e-5)
 
 
-def test_positions_stay_true_through_many_evictions(tiny: Any) -> None:
-    caches = KVCacheBuilder.for_model(tiny, KVCacheConfig(chunkkv_budget=32, chunkkv_scope="model"))
-    for i in range(300):
-        mx.eval(tiny(mx.array([[i % 200]]), cache=caches))
-    assert {cache.offset for cache in caches} == {300}
-    assert all(cache.tokens_kept <= 32 for cache in caches)
-    assert caches[0].compression_ratio == 300 / caches[0].tokens_kept
+def test_positions_stay_true_through_thousands_of_evictions(tiny: Any) -> None:
+    evicted: list[Evicted] = []
+    config = KVCacheConfig(method="h2o", h2o_budget=32, h2o_scope="model", h2o_stride=1)
+    watched = KVCacheBuilder.for_model(tiny, config, on_evict=evicted.append)
+    unwatched = KVCacheBuilder.for_model(tiny, config)
+    for start in range(0, 3000, 10):
+        tokens = mx.array([[i % 200 for i in range(start, start + 10)]])
+        mx.eval(tiny(tokens, cache=watched), tiny(tokens, cache=unwatched))
+    assert len(evicted) == 3000 - 32
+    for caches in (watched, unwatched):
+        assert {cache.offset for cache in caches} == {3000}
+        assert {cache.tokens_kept for cache in caches} == {32}
+        assert caches[0].compression_ratio == 3000 / 32
+    # Decided on the host or on the device: the same.
+    assert watched[0].group.positions() == unwatched[0].group.positions()
+    left = {unit.start for unit in evicted}
+    assert left | set(watched[0].group.positions()[0]) == set(range(3000))
 
 
 def test_held_bytes_never_pass_the_budget_and_one_pass() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.generate import generate_step
+from mlx_lm.generate import batch_generate, generate_step, stream_generate
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from kv import KVCacheBuilder, KVCacheConfig
 from kv.methods import METHODS
+from kv.model import load_model
 
 LAYERS, WIDTH, WORDS = 3, 32, 200
 BUDGET = 48
@@ -191,6 +192,45 @@ def test_the_readmes_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     seen, kept = re.findall(r"(\d+) tokens seen, (\d+) kept", shown)[-1]
     assert int(seen) > 60
     assert int(kept) <= 256
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("score", ["attn_mass", "observed"])
+def test_the_real_model_goes_on_for_ten_turns_of_many_tokens(score: str) -> None:
+    loaded = load_model()
+    config = KVCacheConfig(head_dim=64, chunkkv_budget=192, chunkkv_score=score)
+    caches = KVCacheBuilder.for_model(loaded.model, config)
+    right = 0
+    for turn in range(10):
+        text = f"Question {turn}: the ferry to the island leaves at {turn + 6} o'clock. " * 4 + "When does it leave?"
+        prompt = loaded.tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+        assert len(prompt) > 80
+        parts = list(stream_generate(loaded.model, loaded.tokenizer, prompt, max_tokens=16, prompt_cache=caches))
+        assert all(cache.tokens_kept <= 192 for cache in caches)
+        right += str(turn + 6) in "".join(part.text for part in parts)
+    assert caches[0].offset > 800
+    # It still answers most questions just asked, whatever has left; tests/benchmarks/turns.py has all methods.
+    assert right >= (7 if score == "observed" else 4)
+
+
+@pytest.mark.model
+def test_batch_generate_gives_the_real_model_each_its_own_answer() -> None:
+    loaded = load_model()
+    questions = ("What is a cat?", "Name the capital of France, and say one sentence about it.")
+    prompts = [
+        loaded.tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True)
+        for q in questions
+    ]
+
+    def fresh() -> list[Any]:
+        return KVCacheBuilder.for_model(loaded.model, KVCacheConfig(chunkkv_budget=48))
+
+    alone = []
+    for prompt in prompts:
+        parts = stream_generate(loaded.model, loaded.tokenizer, prompt, max_tokens=24, prompt_cache=fresh())
+        alone.append("".join(part.text for part in parts))
+    together = batch_generate(loaded.model, loaded.tokenizer, prompts, prompt_caches=[fresh(), fresh()], max_tokens=24)
+    assert together.texts == alone
 
 
 def test_the_readmes_table_of_methods_is_the_codes() -> None:

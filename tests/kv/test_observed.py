@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from kv import KVCacheBuilder, KVCacheConfig
@@ -112,6 +113,25 @@ def test_the_hook_changes_no_attention(family: str) -> None:
     KVCacheBuilder.for_model(model, KVCacheConfig(method="h2o", **options))
     np.testing.assert_array_equal(np.array(model(tokens, cache=make_prompt_cache(model))), before)
     np.testing.assert_allclose(np.array(model(tokens, cache=caches)), before, atol=1e-5)
+
+
+@pytest.mark.parametrize("score", ["attn_mass", "key_norm", "observed"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ten_turns_of_every_family(family: str, score: str) -> None:
+    model, _ = tiny(family)
+    config = KVCacheConfig(chunkkv_budget=64, chunkkv_chunk_size=4, chunkkv_score=score)
+    caches, stock = KVCacheBuilder.for_model(model, config), make_prompt_cache(model)
+    rng = np.random.default_rng(8)
+    for turn in range(10):
+        prompt = mx.array(rng.integers(0, 100, 30))
+        options = {"max_tokens": 4, "prefill_step_size": 16}
+        answer = [int(t) for t, _ in generate_step(prompt, model, prompt_cache=caches, **options)]
+        full = [int(t) for t, _ in generate_step(prompt, model, prompt_cache=stock, **options)]
+        if turn == 0:
+            # Nothing has had to leave yet.
+            assert answer == full
+        assert {cache.offset for cache in caches} == {34 * (turn + 1)}
+        assert all(cache.tokens_kept <= 64 for cache in caches)
 
 
 @pytest.mark.parametrize("method", ["chunkkv", "h2o", "pyramidkv", "squeezeattention", "cam"])
