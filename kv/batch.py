@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from kv.masks import check_full_attention
+
 if TYPE_CHECKING:
     from kv.cache import EvictingCache
 
@@ -77,8 +79,7 @@ class BatchEvictingCache:
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         """The mask of a pass of N tokens, [B, 1, N, longest + N]. Raises ValueError for sliding windows."""
-        if window_size is not None:
-            raise ValueError(f"window_size: {window_size} is not supported; this cache serves full attention")
+        check_full_attention(window_size)
         kept = mx.array([cache.tokens_kept for cache in self.caches])[:, None, None, None]
         longest = max(cache.tokens_kept for cache in self.caches)
         columns = mx.arange(longest + N)

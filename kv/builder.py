@@ -52,8 +52,6 @@ def _check_model(model: Any, config: KVCacheConfig) -> None:
         attention = getattr(layer, "self_attn", None)
         if attention is None:
             raise ValueError(f"layer {index} of {type(model).__module__} has no self_attn to cache")
-        if getattr(layer, "use_sliding", False):
-            raise ValueError(f"layer {index} uses sliding-window attention; only full attention is supported")
         width = getattr(attention, "head_dim", None)
         if config.head_dim is not None and width is not None and width != config.head_dim:
             raise ValueError(f"head_dim: {config.head_dim} given, but layer {index} of the model has {width}")

@@ -20,6 +20,7 @@ import mlx_lm.models.cache
 
 from kv.batch import BatchEvictingCache
 from kv.group import CacheGroup
+from kv.masks import full_attention_mask
 from kv.policy import Policy
 from kv.scoring import ObservedAttention
 
@@ -110,13 +111,7 @@ class EvictingCache:
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of a pass of N tokens. Raises ValueError for sliding windows, which this cache cannot serve."""
-        if window_size is not None:
-            raise ValueError(f"window_size: {window_size} is not supported; this cache serves full attention")
-        if N == 1:
-            return None
-        if not return_array:
-            return "causal"
-        return mx.arange(self._rows, self._rows + N)[:, None] >= mx.arange(self._rows + N)[None]
+        return full_attention_mask(N, self._rows, return_array, window_size)
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None, mx.array, mx.array | None, str]:

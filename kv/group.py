@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from numpy.typing import NDArray
 
+from kv import choosing
 from kv.policy import Policy
 from kv.scoring import ObservedAttention
 from kv.units import Unit, UnitTable
@@ -55,7 +54,7 @@ class CacheGroup:
         self._tables = [UnitTable(policy)]
         # Positions of the kept rows, [lanes, rows], while the device decides; None once the tables do.
         self._positions: mx.array | None = mx.zeros((1, 0), dtype=mx.int32)
-        if on_evict is not None or not _is_roomy(policy):
+        if on_evict is not None or not policy.is_roomy:
             self._positions = None
         # Called with the size of each pass when it is accounted for.
         self.on_settled: Callable[[int], None] | None = None
@@ -81,16 +80,6 @@ class CacheGroup:
         """Bytes held by all layers of the group."""
         return sum(layer.nbytes for layer in self.layers)
 
-    @property
-    def tables(self) -> list[UnitTable]:
-        """The unit table of each lane, from now on kept by the host. Waits for the device."""
-        if self._positions is not None:
-            positions = np.array(self._positions)
-            self._positions = None
-            for table, kept in zip(self._tables, positions, strict=True):
-                table.restore(kept.tolist(), self._position)
-        return self._tables
-
     def positions(self) -> list[list[int]]:
         """The position of each kept row, by lane. Waits for the device."""
         if self._positions is None:
@@ -108,7 +97,7 @@ class CacheGroup:
         if not table.rows:
             return []
         self._score(None, self._rows)
-        return self._unit_scores(table, np.array(self._lane_scores())[0])
+        return choosing.unit_scores(self.policy, table, np.array(self._lane_scores())[0])
 
     @property
     def judges(self) -> list[EvictingCache]:
@@ -209,12 +198,12 @@ class CacheGroup:
         stored = self._positions
         index: mx.array | None = None
         while row < total:
-            if self._must_evict():
+            if self.policy.must_evict(self._rows, self._position):
                 keep = self._evict_least(index, row)
                 self._check_room(1)
                 if keep is not None:
                     index = keep if index is None else _compose(index, keep)
-            take = min(total - row, self._until_eviction())
+            take = min(total - row, self.policy.until_eviction(self._rows, self._position))
             if index is not None:
                 fresh = mx.arange(row, row + take)
                 index = mx.concatenate([index, mx.broadcast_to(fresh, (*index.shape[:-1], take))], axis=-1)
@@ -279,8 +268,8 @@ class CacheGroup:
     def set_policy(self, policy: Policy) -> None:
         """Go on with another budget; what is too much leaves at once."""
         self.policy = policy
-        if not _is_roomy(policy):
-            self.tables  # noqa: B018
+        if not policy.is_roomy:
+            self._take_tables()
         for table in self._tables:
             table.policy = policy
         for layer in self.layers:
@@ -331,23 +320,7 @@ class CacheGroup:
         for layer, rope in zip(self.layers, ropes, strict=True):
             layer.rotate(deltas, rope, self._position)
 
-    # When
-
-    def _must_evict(self) -> bool:
-        policy = self.policy
-        if policy.trigger != "over_budget":
-            return False
-        at_border = self._position % policy.stride == 0
-        return self._rows + (policy.stride if at_border else 1) > policy.budget
-
-    def _until_eviction(self) -> int:
-        """Tokens that can come before `_must_evict` is to be asked again."""
-        policy = self.policy
-        if policy.trigger != "over_budget":
-            return 2**62
-        room, border = policy.budget - self._rows, policy.stride - self._position % policy.stride
-        strides = max(0, (room - border - policy.stride) // policy.stride + 1)
-        return min(room, border + strides * policy.stride)
+    # Internals
 
     def _check_room(self, tokens: int) -> None:
         if self._rows + tokens > self.policy.budget:
@@ -360,20 +333,17 @@ class CacheGroup:
         self._rows += take
         self._position += take
 
-    # What
-
     def _evict_least(self, index: mx.array | None, row: int) -> mx.array | None:
         """Make room for a stride, or as much of one as can be. Returns which of the kept rows stay, None for all.
 
         index: where they are among the first `row` that are stored; None for the same places.
         """
         self._score(index, row)
-        wanted = self._rows + self.policy.stride - self._position % self.policy.stride - self.policy.budget
-        return self._evict(wanted, index)
+        return self._evict(self.policy.overflow(self._rows, self._position), index)
 
     def _evict(self, wanted: int, index: mx.array | None) -> mx.array | None:
         """Let whole units of `wanted` tokens or more leave, if they can; see `_evict_least`."""
-        keep = self._choose_on_host(wanted) if self._positions is None else self._choose_on_device(wanted)
+        keep = self._choose(wanted)
         if keep is None:
             return None
         if self.policy.merge:
@@ -383,45 +353,17 @@ class CacheGroup:
         self._rows = keep.shape[-1]
         return keep
 
-    def _choose_on_host(self, wanted: int) -> mx.array | None:
-        scores = np.array(self._lane_scores())
-        kept = []
-        for lane, table in enumerate(self._tables):
-            unit_scores = self._unit_scores(table, scores[lane])
-            alive = np.ones(table.rows, dtype=bool)
-            spans = dict(zip((id(unit) for unit in table.units), table.row_spans(), strict=True))
-            left = wanted
-            while left > 0 and (number := table.pick(unit_scores)) is not None:
-                begin, end = spans[id(table.units[number])]
-                alive[begin:end] = False
-                left -= end - begin
-                self._report(table.remove(number), unit_scores.pop(number), lane)
-            kept.append(np.flatnonzero(alive))
-        if len(kept[0]) == scores.shape[-1]:
-            return None
-        return mx.array(kept[0] if self.policy.scope != "head" else np.stack(kept))
-
-    def _choose_on_device(self, wanted: int) -> mx.array:
-        """As `_choose_on_host`, for a stream of chunks alone: [sinks][whole chunks][the chunk that still grows]."""
-        policy = self.policy
-        size, sinks = policy.chunk_size, policy.n_sink
-        growing = (self._position - sinks) % size
-        count = (self._rows - sinks - growing) // size
-        leaving = -(-wanted // size)
-        # The newest `recent` tokens have never left, so whole chunks that reach into them are the last ones.
-        spared = -(-max(0, policy.recent - growing) // size)
-        judged = count - spared
-        scores = self._lane_scores()[:, sinks : sinks + count * size].reshape(-1, count, size)
-        pooled = scores.mean(axis=-1) if policy.pool == "mean" else scores.max(axis=-1)
-        # Stable sorts: of equals the older leaves first.
-        order = mx.argsort(pooled[:, :judged], axis=-1)
-        lanes = order.shape[0]
-        stay = mx.sort(order[:, leaving:], axis=-1)
-        if size > 1:
-            stay = (stay[..., None] * size + _range(0, size, 1)[0]).reshape(lanes, -1)
-        newest = _range(sinks + judged * size, self._rows, lanes)
-        keep = mx.concatenate([_range(0, sinks, lanes), sinks + stay, newest], axis=-1)
-        return keep if policy.scope == "head" else keep[0]
+    def _choose(self, wanted: int) -> mx.array | None:
+        """Which rows stay, [n] or [lanes, n]; None for all."""
+        scores = self._lane_scores()
+        if self._positions is not None:
+            keep = choosing.on_device(self.policy, scores, self._rows, self._position, wanted)
+        else:
+            kept = choosing.on_host(self.policy, np.array(scores), self._tables, wanted, self._report)
+            if kept is None:
+                return None
+            keep = mx.array(kept)
+        return keep if self.policy.scope == "head" else keep[0]
 
     def _compress_prompt(self, count: int) -> mx.array | None:
         """SnapKV's trigger: the first single-token pass after a longer one is where a prompt ended."""
@@ -438,9 +380,7 @@ class CacheGroup:
                 self.policy.scorer.score(layer.scores, layer.rows_at(None, self._rows - 1), self._rows - 1),
                 [(0, 0), (0, 0), (0, 1)],
             )
-        keep = self._choose_on_device(wanted) if self._positions is not None else self._choose_on_host(wanted)
-        if keep is not None:
-            self._rows = keep.shape[-1]
+        keep = self._evict(wanted, None)
         for layer in self.judges:
             layer.scores = layer.scores[..., :0]
         return keep
@@ -460,12 +400,18 @@ class CacheGroup:
             self._on_evict(evicted)
         return evicted
 
-    # Internals
-
     def _table(self) -> UnitTable:
         if self.policy.scope == "head":
             raise ValueError('scope="head" keeps other rows in every head; declared blocks need "layer" or "model"')
-        return self.tables[0]
+        self._take_tables()
+        return self._tables[0]
+
+    def _take_tables(self) -> None:
+        """Let the host decide from now on. Waits for the device."""
+        if self._positions is not None:
+            for table, kept in zip(self._tables, self.positions(), strict=True):
+                table.restore(kept, self._position)
+            self._positions = None
 
     def _lane_scores(self) -> mx.array:
         """[lanes, R], pooled over what shares a decision."""
@@ -476,18 +422,6 @@ class CacheGroup:
             return self.layers[0].scores.mean(axis=1)
         return mx.stack([layer.scores.mean(axis=1) for layer in self.layers]).mean(axis=0)
 
-    def _unit_scores(self, table: UnitTable, token_scores: NDArray[np.float32]) -> list[float]:
-        pool = np.mean if self.policy.pool == "mean" else np.max
-        return [float(pool(token_scores[a:b])) if b > a else 0.0 for a, b in table.row_spans()]
-
-
-@lru_cache(maxsize=256)
-def _range(start: int, stop: int, lanes: int) -> mx.array:
-    """[lanes, stop - start]: the numbers from `start` on. Asked for again and again, as caches hold steady."""
-    numbers = mx.broadcast_to(mx.arange(start, stop), (lanes, stop - start))
-    mx.eval(numbers)
-    return numbers
-
 
 # The group being loaded: mlx-lm restores caches one by one, and knows nothing of groups.
 _restored = threading.local()
@@ -496,8 +430,3 @@ _restored = threading.local()
 def _compose(index: mx.array, keep: mx.array) -> mx.array:
     """The rows of `index` that `keep` keeps, a lane at a time if there are lanes."""
     return index[keep] if index.ndim == 1 else mx.take_along_axis(index, keep, axis=-1)
-
-
-def _is_roomy(policy: Policy) -> bool:
-    """Whether a stream of chunks alone can always make room without touching the newest `recent` tokens."""
-    return policy.n_sink + policy.recent + policy.stride + 2 * policy.chunk_size - 2 <= policy.budget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
@@ -14,19 +15,33 @@ from kv.scoring import Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(ABC):
     """A method's options. `axes` is its place on the four axes."""
 
     axes: ClassVar[Axes]
 
+    @abstractmethod
+    def build(
+        self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
+    ) -> list[Any]:
+        """One cache a layer. on_evict: called with each unit that leaves.
+
+        Raises ValueError if the method cannot be laid over so many layers.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(Options):
+    """Options of a method that is wholly described by a policy a layer."""
+
+    @abstractmethod
     def policies(self, layers: int) -> list[Policy]:
         """What each of `layers` layers does. Raises ValueError if the method cannot be laid over so many."""
-        raise NotImplementedError
 
     def build(
         self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
     ) -> list[Any]:
-        """One cache a layer. on_evict: called with each unit that leaves. Raises ValueError as `policies`."""
+        """See `Options.build`."""
         caches: list[EvictingCache] = []
         for layer, policy in enumerate(self.policies(layers)):
             follows = layer if policy.scope == "model" else layer % self.together
@@ -41,7 +56,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetOptions(Options):
+class BudgetOptions(PolicyOptions):
     """Options of every method that keeps to a budget.
 
     budget: most tokens kept per layer between forward passes, sinks included.

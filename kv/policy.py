@@ -56,6 +56,32 @@ class Policy:
     merge: bool = False
     uneven: bool = False
 
+    # When, by the rows kept and the position of the next token
+
+    def must_evict(self, rows: int, position: int) -> bool:
+        """Whether something has to leave before the next token comes."""
+        if self.trigger != "over_budget":
+            return False
+        at_border = position % self.stride == 0
+        return rows + (self.stride if at_border else 1) > self.budget
+
+    def overflow(self, rows: int, position: int) -> int:
+        """Tokens that have to leave for the stream to go on up to the next border."""
+        return rows + self.stride - position % self.stride - self.budget
+
+    def until_eviction(self, rows: int, position: int) -> int:
+        """Tokens that can come before `must_evict` is to be asked again."""
+        if self.trigger != "over_budget":
+            return 2**62
+        room, border = self.budget - rows, self.stride - position % self.stride
+        strides = max(0, (room - border - self.stride) // self.stride + 1)
+        return min(room, border + strides * self.stride)
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether a stream of chunks alone can always make room without touching the newest `recent` tokens."""
+        return self.n_sink + self.recent + self.stride + 2 * self.chunk_size - 2 <= self.budget
+
     def to_builtins(self) -> dict[str, Any]:
         """As JSON-ready values."""
         return {**asdict(self), "scorer": [type(self.scorer).__name__, asdict(self.scorer)]}  # type: ignore[call-overload]

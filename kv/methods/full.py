@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kv.options import Options
+from kv.options import PolicyOptions
 from kv.policy import Axes, Policy
 from kv.scoring import Age
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullOptions(Options):
+class FullOptions(PolicyOptions):
     """`method="full"` takes no options."""
 
     axes: ClassVar[Axes] = Axes(granularity="none", trigger="never", score="none", budget="unbounded")

@@ -14,8 +14,9 @@ import mlx.core as mx
 import mlx_lm.models.cache
 
 from kv.group import Evicted
+from kv.masks import full_attention_mask
 from kv.options import Options, check_int
-from kv.policy import Axes, Policy
+from kv.policy import Axes
 
 _BITS = (2, 3, 4, 8)
 _GROUPS = (32, 64, 128)
@@ -42,10 +43,6 @@ class KIVIOptions(Options):
             if value not in allowed:
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(str, allowed))}")
         check_int("residual", self.residual, 0)
-
-    def policies(self, layers: int) -> list[Policy]:
-        """None: nothing is evicted."""
-        return []
 
     def build(
         self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
@@ -146,13 +143,7 @@ class KIVICache:
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of a pass of N tokens. Raises ValueError for sliding windows."""
-        if window_size is not None:
-            raise ValueError(f"window_size: {window_size} is not supported; this cache serves full attention")
-        if N == 1:
-            return None
-        if not return_array:
-            return "causal"
-        return mx.arange(self.offset, self.offset + N)[:, None] >= mx.arange(self.offset + N)[None]
+        return full_attention_mask(N, self.offset, return_array, window_size)
 
     @property
     def state(self) -> tuple[Any, ...]:
