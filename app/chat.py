@@ -6,13 +6,14 @@ import asyncio
 import time
 from http import HTTPStatus
 
-from app import store as audit
+from app import audit
+from app.audit import SessionRecord
 from app.engine import Engine, TurnHandle
 from app.live import new_block
 from app.problems import Problem, invalid
 from app.requests import AskBody, SessionBody
 from app.settings import Settings
-from app.store import SessionRecord, Store
+from app.store import Store
 from app.turn import Candidate, TurnRequest
 from ingest.database import Database
 from ingest.errors import NotFound

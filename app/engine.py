@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from app import store as audit
+from app import audit
 from app.events import Done, Event, Failed
 from app.live import LiveSessions
 from app.plan import DoesNotFit

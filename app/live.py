@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from app.store import BlockRecord, SessionRecord, Store, StoredBlock
+from app.audit import BlockRecord, SessionRecord, StoredBlock
+from app.store import Store
 from ingest.jobs import now
 from ingest.records import StoredPassage
 from kv.model import LoadedModel

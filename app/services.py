@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import structlog
 
-from app import store as audit
+from app import audit
 from app.chat import ChatService
 from app.engine import Engine
 from app.problems import Problem

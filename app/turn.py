@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import sqlite_utils
 
-from app import store as audit
+from app import audit
 from app.answer import AnswerText, Written
+from app.audit import CompressionPoint, SessionRecord, StoredBlock
 from app.events import (
     CacheFigures,
     Done,
@@ -33,7 +34,6 @@ from app.events import (
 )
 from app.live import LiveSession, new_block
 from app.plan import Held, Leaving, Plan, Wanted, plan_turn
-from app.store import CompressionPoint, SessionRecord, StoredBlock
 from ingest.database import Database
 from ingest.jobs import new_id, now
 from ingest.records import StoredPassage

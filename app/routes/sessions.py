@@ -13,6 +13,7 @@ from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.types import Receive
 
+from app.audit import BlockRecord, CompressionPoint, SessionRecord
 from app.engine import TurnHandle
 from app.events import Done, Event, Eviction, Failed, Retrieval
 from app.plan import DoesNotFit
@@ -21,7 +22,7 @@ from app.requests import AskBody, SessionBody
 from app.routes.audit import eviction_filter
 from app.services import Services
 from app.sse import EventStream, frames
-from app.store import BlockRecord, CompressionPoint, EvictionFilter, Message, SessionRecord
+from app.store import EvictionFilter, Message
 from ingest.database import Page
 
 

@@ -13,9 +13,10 @@ import sqlite_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import store as audit
+from app import audit
+from app.audit import BlockRecord, CompressionPoint, SessionRecord, StoredBlock, pack, unpack
 from app.events import CacheFigures, Eviction, Source, Timings, Usage
-from app.store import BlockRecord, CompressionPoint, EvictionFilter, SessionRecord, Store, StoredBlock, pack, unpack
+from app.store import EvictionFilter, Store
 from ingest.database import Database, Page, decode_cursor, encode_cursor
 from ingest.errors import InvalidInput, NotFound
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.llama import Model, ModelArgs
 
 from kv import KVCacheBuilder, KVCacheConfig
 
@@ -15,6 +16,27 @@ class FakeLayers:
 
     def __init__(self, count: int) -> None:
         self.layers = [type("Layer", (), {"self_attn": object()})() for _ in range(count)]
+
+
+def tiny_llama(*, width: int, kv_heads: int = 2, layers: int = 3, words: int = 200, **options: Any) -> Any:
+    """A small random Llama; the same weights every time for the same shape."""
+    mx.random.seed(0)
+    model = Model(
+        ModelArgs(
+            model_type="llama",
+            hidden_size=64,
+            num_hidden_layers=layers,
+            intermediate_size=96,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            head_dim=width,
+            rms_norm_eps=1e-5,
+            vocab_size=words,
+            **options,
+        )
+    )
+    mx.eval(model.parameters())
+    return model
 
 
 def build(layers: int, method: str, **options: Any) -> list[Any]:

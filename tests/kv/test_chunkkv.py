@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.models.llama import Model, ModelArgs
 
 from kv import EvictingCache, KVCacheBuilder, KVCacheConfig
 from kv.group import Evicted
-from tests.kv.feeding import FakeLayers, build, feed, named_values, survivors
+from tests.kv.feeding import FakeLayers, build, feed, named_values, survivors, tiny_llama
 from tests.kv.oracle import OracleLayer
 
 LAYERS, HEADS, WIDTH = 3, 2, 16
@@ -23,22 +22,7 @@ LAYERS, HEADS, WIDTH = 3, 2, 16
 
 @pytest.fixture(scope="module")
 def tiny() -> Any:
-    mx.random.seed(0)
-    model = Model(
-        ModelArgs(
-            model_type="llama",
-            hidden_size=64,
-            num_hidden_layers=LAYERS,
-            intermediate_size=96,
-            num_attention_heads=4,
-            num_key_value_heads=HEADS,
-            head_dim=WIDTH,
-            rms_norm_eps=1e-5,
-            vocab_size=200,
-        )
-    )
-    mx.eval(model.parameters())
-    return model
+    return tiny_llama(width=WIDTH, kv_heads=HEADS, layers=LAYERS)
 
 
 def slicing(draw: Any, total: int) -> list[int]:

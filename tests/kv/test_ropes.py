@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.llama import Model, ModelArgs
 
 from kv import KVCacheBuilder, KVCacheConfig
+from tests.kv.feeding import tiny_llama
 
 ROPES: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -26,25 +26,8 @@ ROPES: dict[str, dict[str, Any] | None] = {
 
 
 def tiny(scaling: dict[str, Any] | None, traditional: bool) -> Any:
-    mx.random.seed(2)
-    model = Model(
-        ModelArgs(
-            model_type="llama",
-            hidden_size=64,
-            num_hidden_layers=2,
-            intermediate_size=96,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            rms_norm_eps=1e-5,
-            vocab_size=100,
-            rope_scaling=scaling,
-            rope_traditional=traditional,
-            max_position_embeddings=256,
-        )
-    )
-    mx.eval(model.parameters())
-    return model
+    options = {"rope_scaling": scaling, "rope_traditional": traditional, "max_position_embeddings": 256}
+    return tiny_llama(width=16, layers=2, words=100, **options)
 
 
 @pytest.mark.parametrize("traditional", [False, True])

@@ -1,0 +1,283 @@
+"""The audit database: its tables, what stands in them as values, and every way of writing to them.
+
+Plain SQLite that others can query. Each writing function is run inside one transaction of the writer thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlite_utils
+from sqlite_utils.migrations import Migrations
+
+from app.events import Eviction
+from ingest.jobs import now
+
+migrations = Migrations("audit")
+
+KINDS = ("system", "question", "answer", "prose", "code", "table", "list")
+STATES = ("resident", "dropped")
+REASONS = ("room_for_turn", "room_for_answer", "document_deleted")
+
+_TABLES = """
+CREATE TABLE sessions (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, title TEXT NOT NULL, system_prompt TEXT NOT NULL,
+    budget_tokens INTEGER NOT NULL, method TEXT NOT NULL, score TEXT NOT NULL, model TEXT NOT NULL,
+    created_at TEXT NOT NULL, updated_at TEXT NOT NULL
+);
+CREATE TABLE turns (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, number INTEGER NOT NULL,
+    status TEXT NOT NULL, finish_reason TEXT, question TEXT NOT NULL, answer TEXT, sources TEXT,
+    usage TEXT, timings TEXT, cache TEXT, problem TEXT, created_at TEXT NOT NULL, finished_at TEXT
+);
+CREATE INDEX turns_of_session ON turns (session_id, seq);
+CREATE TABLE blocks (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, turn_id TEXT,
+    turn INTEGER NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL, tokens INTEGER NOT NULL,
+    document_id TEXT, passage_id TEXT, name TEXT, heading TEXT, score REAL NOT NULL,
+    token_ids BLOB NOT NULL, created_at TEXT NOT NULL, evicted_at TEXT
+);
+CREATE INDEX blocks_of_session ON blocks (session_id, seq);
+CREATE TABLE evictions (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, turn_id TEXT NOT NULL,
+    step INTEGER NOT NULL, block_id TEXT NOT NULL, kind TEXT NOT NULL, document_id TEXT, passage_id TEXT,
+    tokens INTEGER NOT NULL, score REAL NOT NULL, rank INTEGER NOT NULL, reason TEXT NOT NULL,
+    resident_before INTEGER NOT NULL, resident_after INTEGER NOT NULL, bytes_freed INTEGER NOT NULL,
+    outcome TEXT NOT NULL, created_at TEXT NOT NULL
+);
+CREATE INDEX evictions_of_session ON evictions (session_id, seq);
+CREATE TABLE compression (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, turn_id TEXT NOT NULL, step INTEGER NOT NULL,
+    phase TEXT NOT NULL, seen_tokens INTEGER NOT NULL, resident_tokens INTEGER NOT NULL,
+    compression_ratio REAL NOT NULL, budget_tokens INTEGER NOT NULL, kv_bytes INTEGER NOT NULL,
+    blocks INTEGER NOT NULL, created_at TEXT NOT NULL
+);
+CREATE INDEX compression_of_session ON compression (session_id, seq);
+"""
+
+
+@migrations()
+def create_tables(db: sqlite_utils.Database) -> None:
+    # One by one: executescript would commit the migration's transaction first.
+    for statement in _TABLES.split(";"):
+        db.execute(statement)
+
+
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A session. turns: committed ones. resident_tokens, seen_tokens: of its cache, by its block table."""
+
+    id: str
+    title: str
+    system_prompt: str
+    budget_tokens: int
+    method: str
+    score: str
+    model: str
+    created_at: str
+    updated_at: str
+    turns: int = 0
+    resident_tokens: int = 0
+    seen_tokens: int = 0
+
+
+class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A block of a session. score: attention earned, as of its last turn.
+
+    state: "resident" (the session holds it: its K/V is in memory, or is read again at the next message) or "dropped".
+    kind: "system", "question", "answer", or the kind of a passage. turn: number of its turn, 0 for the system prompt.
+    """
+
+    id: str
+    turn_id: str | None
+    turn: int
+    kind: str
+    state: str
+    tokens: int
+    document_id: str | None
+    passage_id: str | None
+    name: str | None
+    heading: str | None
+    score: float
+    created_at: str
+    evicted_at: str | None
+
+
+class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A block with its tokens: what a session is rebuilt from."""
+
+    record: BlockRecord
+    token_ids: list[int]
+
+
+class CompressionPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The cache at one moment. compression_ratio: seen / resident.
+
+    phase: "prefill" (passages came), "eviction", "turn_end", or "rolled_back" (the process had stopped in a turn).
+    """
+
+    turn_id: str
+    step: int
+    phase: str
+    seen_tokens: int
+    resident_tokens: int
+    compression_ratio: float
+    budget_tokens: int
+    kv_bytes: int
+    blocks: int
+    created_at: str
+
+
+def pack(token_ids: Sequence[int]) -> bytes:
+    """Token ids as they are stored: unsigned 32-bit, little-endian."""
+    return b"".join(token.to_bytes(4, "little") for token in token_ids)
+
+
+def unpack(blob: bytes) -> list[int]:
+    """The inverse of `pack`."""
+    return [int.from_bytes(blob[i : i + 4], "little") for i in range(0, len(blob), 4)]
+
+
+SESSION = """
+    SELECT s.seq, s.id, s.title, s.system_prompt, s.budget_tokens, s.method, s.score, s.model, s.created_at,
+        s.updated_at,
+        (SELECT count(*) FROM turns t WHERE t.session_id = s.id AND t.status = 'done') AS turns,
+        (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id AND b.state = 'resident')
+            AS resident_tokens,
+        (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id) AS seen_tokens
+    FROM sessions s
+"""
+
+# Writing: each is run inside one transaction of the writer thread.
+
+
+def recover(db: sqlite_utils.Database) -> int:
+    """Mark turns that an earlier process left running as failed. Returns how many there were."""
+    problem = json.dumps({"detail": "The process stopped during this turn."})
+    lost = list(db.query("SELECT id, session_id FROM turns WHERE status = 'running'"))
+    for turn in lost:
+        db.execute(
+            "UPDATE turns SET status = 'failed', problem = ?, finished_at = ? WHERE id = ?",
+            [problem, now(), turn["id"]],
+        )
+        (session,) = db.query(f"{SESSION} WHERE s.id = ?", [turn["session_id"]])
+        resident, seen = session["resident_tokens"], session["seen_tokens"]
+        (blocks,) = _one(
+            db, "SELECT count(*) FROM blocks WHERE session_id = ? AND state = 'resident'", [turn["session_id"]]
+        )
+        point = CompressionPoint(
+            turn_id=turn["id"],
+            step=0,
+            phase="rolled_back",
+            seen_tokens=seen,
+            resident_tokens=resident,
+            compression_ratio=seen / resident if resident else 1.0,
+            budget_tokens=session["budget_tokens"],
+            kv_bytes=0,
+            blocks=blocks,
+            created_at=now(),
+        )
+        insert_point(db, turn["session_id"], point)
+    return len(lost)
+
+
+def insert_session(db: sqlite_utils.Database, session: SessionRecord, system: StoredBlock) -> None:
+    """Record a session and its system block."""
+    row = msgspec.to_builtins(session)
+    for derived in ("turns", "resident_tokens", "seen_tokens"):
+        del row[derived]
+    db.table("sessions").insert(row)
+    insert_blocks(db, session.id, [system])
+
+
+def delete_session(db: sqlite_utils.Database, session_id: str) -> None:
+    """Delete a session's texts and blocks. Its evictions and compression stay: they hold numbers and ids only."""
+    for table, column in (("sessions", "id"), ("turns", "session_id"), ("blocks", "session_id")):
+        db.execute(f"DELETE FROM {table} WHERE {column} = ?", [session_id])
+
+
+def begin_turn(db: sqlite_utils.Database, session_id: str, turn_id: str, question: str) -> int:
+    """Record that a turn runs. Returns its number in the session, from 1."""
+    (number,) = _one(db, "SELECT coalesce(max(number), 0) + 1 FROM turns WHERE session_id = ?", [session_id])
+    db.table("turns").insert(
+        {
+            "id": turn_id,
+            "session_id": session_id,
+            "number": number,
+            "status": "running",
+            "question": question,
+            "created_at": now(),
+        }
+    )
+    return int(number)
+
+
+def abandon_turn(db: sqlite_utils.Database, turn_id: str) -> None:
+    """Forget a turn that was refused before it did anything."""
+    db.execute("DELETE FROM turns WHERE id = ?", [turn_id])
+
+
+def fail_turn(db: sqlite_utils.Database, turn_id: str, problem: dict[str, Any]) -> None:
+    """Record that a turn failed and was rolled back."""
+    db.execute(
+        "UPDATE turns SET status = 'failed', problem = ?, finished_at = ? WHERE id = ?",
+        [json.dumps(problem), now(), turn_id],
+    )
+
+
+def end_turn(
+    db: sqlite_utils.Database,
+    session_id: str,
+    turn_id: str,
+    blocks: Sequence[StoredBlock],
+    scores: dict[str, float],
+    point: CompressionPoint,
+    **columns: Any,
+) -> None:
+    """Commit a turn: its row, its question and answer blocks, the scores of all resident ones, the cache figures."""
+    values = {
+        name: value if value is None or isinstance(value, str) else json.dumps(msgspec.to_builtins(value))
+        for name, value in columns.items()
+    }
+    time = now()
+    settings = ", ".join(f"{name} = ?" for name in [*values, "finished_at"])
+    db.execute(f"UPDATE turns SET {settings} WHERE id = ?", [*values.values(), time, turn_id])
+    insert_blocks(db, session_id, blocks)
+    for block_id, score in scores.items():
+        db.execute("UPDATE blocks SET score = ? WHERE id = ?", [score, block_id])
+    db.execute("UPDATE sessions SET updated_at = ? WHERE id = ?", [time, session_id])
+    insert_point(db, session_id, point)
+
+
+def insert_blocks(db: sqlite_utils.Database, session_id: str, blocks: Sequence[StoredBlock]) -> None:
+    """Record blocks in stream order."""
+    db.table("blocks").insert_all(
+        {
+            **msgspec.to_builtins(block.record),
+            "session_id": session_id,
+            "token_ids": pack(block.token_ids),
+        }
+        for block in blocks
+    )
+
+
+def insert_eviction(db: sqlite_utils.Database, eviction: Eviction, point: CompressionPoint) -> None:
+    """Record that a block left, the state of that block, and the cache figures after it."""
+    db.table("evictions").insert(msgspec.to_builtins(eviction))
+    db.execute(
+        "UPDATE blocks SET state = ?, score = ?, evicted_at = ? WHERE id = ?",
+        [eviction.outcome, eviction.score, eviction.created_at, eviction.block_id],
+    )
+    insert_point(db, eviction.session_id, point)
+
+
+def insert_point(db: sqlite_utils.Database, session_id: str, point: CompressionPoint) -> None:
+    """Add to the compression series."""
+    db.table("compression").insert({"session_id": session_id, **msgspec.to_builtins(point)})
+
+
+def _one(db: sqlite_utils.Database, sql: str, bound: list[Any]) -> tuple[Any, ...]:
+    row: tuple[Any, ...] = db.execute(sql, bound).fetchone()
+    return row
