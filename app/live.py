@@ -42,7 +42,7 @@ class LiveSession:
 
     def note_restored(self) -> None:
         """Take the blocks that are in the cache whole off the stale list."""
-        held = {block.id for block in self.cache.blocks()}
+        held = self.cache.block_ids
         self.stale = {block_id: tokens for block_id, tokens in self.stale.items() if block_id not in held}
 
 

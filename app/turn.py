@@ -119,7 +119,7 @@ class Turn:
         """Take the question and the answer out of the cache again."""
         cache = self.live.cache
         cache.drop_unfinished()
-        if any(block.id == self._question_id for block in cache.blocks()):
+        if self._question_id in cache.block_ids:
             cache.rewind(self._question_id)
 
     # The plan
@@ -262,7 +262,7 @@ class Turn:
     def _keep(self, passages: list[StoredBlock]) -> None:
         """Passages that are in the cache whole stay, whatever becomes of the turn."""
         live = self.live
-        held = {block.id for block in live.cache.blocks()}
+        held = live.cache.block_ids
         whole = [block for block in passages if block.record.id in held]
         for block in whole:
             live.blocks[block.record.id] = block.record

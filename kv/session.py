@@ -104,6 +104,11 @@ class Session:
         """Bytes of the K/V buffers and scores."""
         return self._group.nbytes
 
+    @property
+    def block_ids(self) -> set[str]:
+        """Names of the resident blocks. Waits for nothing, where `blocks` has to work the scores out."""
+        return {unit.block for unit in self._group.units() if unit.block is not None}
+
     def blocks(self) -> list[Resident]:
         """The resident blocks in stream order. Waits for the device."""
         return [
