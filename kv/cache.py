@@ -20,6 +20,7 @@ import mlx_lm.models.cache
 
 from kv.batch import BatchEvictingCache
 from kv.group import CacheGroup
+from kv.literal import LiteralGroup
 from kv.masks import full_attention_mask
 from kv.policy import Policy
 from kv.scoring import ObservedAttention
@@ -138,13 +139,14 @@ class EvictingCache:
     def from_state(cls, state: Any) -> EvictingCache:
         """The cache that had that state; those of a group come in layer order, as mlx-lm loads them.
 
-        Raises ValueError if the state is not one of ours, or was the literal preset's, which keeps no books.
+        Raises ValueError if the state is not one of ours.
         """
         keys, values, scores, positions, text = state
         try:
             books = json.loads(text)
             policy = Policy.from_builtins(books["policy"])
-            group = CacheGroup.from_books(policy, books["group"], positions, books["layer"], books["layers"])
+            kind = LiteralGroup if "literal" in books["group"] else CacheGroup
+            group = kind.from_books(policy, books["group"], positions, books["layer"], books["layers"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a state of an {cls.__name__} that can be loaded: {error!r}") from error
         cache = cls(books["method"], policy, group, books["head_dim"])

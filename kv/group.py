@@ -116,16 +116,16 @@ class CacheGroup:
         tables = [] if self._positions is not None else [table.to_builtins() for table in self._tables]
         return {"rows": self._rows, "position": self._position, "read_many": self._read_many, "tables": tables}
 
-    @staticmethod
+    @classmethod
     def from_books(
-        policy: Policy, books: dict[str, Any], positions: mx.array | None, layer: int, layers: int
+        cls, policy: Policy, books: dict[str, Any], positions: mx.array | None, layer: int, layers: int
     ) -> CacheGroup:
         """The group that had those books. layer: which of its `layers` asks; all get the one that layer 0 made.
 
         Raises ValueError if layers do not come in order.
         """
         if layer == 0:
-            group = CacheGroup(policy)
+            group = cls(policy)
             group._rows, group._position = books["rows"], books["position"]
             group._read_many = books["read_many"]
             group._positions = positions

@@ -6,8 +6,9 @@ have none, so a token's channels do. Adapted: MLX's affine quantisation, and deq
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -147,13 +148,25 @@ class KIVICache:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """The arrays to evaluate."""
-        return self.keys, self.values, self._packed_keys, self._packed_values
+        """What mlx-lm evaluates and saves: keys, values, those packed, and the rest as JSON."""
+        books = {**asdict(self.options), "head_dim": self.head_dim, "offset": self.offset}
+        return self.keys, self.values, self._packed_keys, self._packed_values, json.dumps(books)
 
     @classmethod
     def from_state(cls, state: Any) -> KIVICache:
-        """Refused: packed groups are saved, but what they belong to is not."""
-        raise ValueError(f"{cls.__name__} cannot be loaded from a saved state")
+        """The cache that had that state. Raises ValueError if the state is not one of ours."""
+        try:
+            keys, values, packed_keys, packed_values, text = state
+            books = json.loads(text)
+            head_dim, offset = books.pop("head_dim"), books.pop("offset")
+            cache = cls(KIVIOptions(**books), head_dim)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a state of a {cls.__name__} that can be loaded: {error!r}") from error
+        cache.keys, cache.values, cache.offset = keys, values, offset
+        cache._packed_keys, cache._packed_values = (
+            None if packed is None else (packed[0], packed[1], packed[2]) for packed in (packed_keys, packed_values)
+        )
+        return cache
 
     def is_trimmable(self) -> bool:
         """False: packed groups cannot be cut."""
