@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from kv.cache import EvictingCache
 
 
+# Tokens of a prompt that is not padded.
+_ALL = 2**62
+
+
 class BatchEvictingCache:
     """One layer's caches of a batch, following mlx-lm's protocol for batches. Made by `EvictingCache.merge`.
 
@@ -50,7 +54,10 @@ class BatchEvictingCache:
         """Store a pass, each stream its part, and return every row to attend to: [B, H_kv, longest + N, D].
 
         keys, values: [B, H_kv, N, D]; of a prompt padded on the right, the padding is not stored.
+        Raises ValueError if B is not the number of streams.
         """
+        if keys.shape[0] != len(self.caches):
+            raise ValueError(f"batch of {keys.shape[0]}: {len(self.caches)} streams are cached")
         count = keys.shape[2]
         longest = max(cache.tokens_kept for cache in self.caches)
         all_keys, all_values = [], []
@@ -115,15 +122,20 @@ class BatchEvictingCache:
         indices = [int(index) for index in batch_indices]
         self.caches = [self.caches[i] for i in indices]
         self._shown = [self._shown[i] for i in indices]
+        if self._unread is not None:
+            self._unread = [self._unread[i] for i in indices]
 
     def extend(self, other: BatchEvictingCache) -> None:
         """Take the streams of another batch in, after the own."""
+        if self._unread is not None or other._unread is not None:
+            ours, theirs = (batch._unread or [_ALL] * len(batch.caches) for batch in (self, other))
+            self._unread = ours + theirs
         self.caches += other.caches
         self._shown += other._shown
 
     def extract(self, idx: int) -> EvictingCache:
-        """One stream's cache."""
-        return self.caches[idx]
+        """A copy of one stream's cache; the stream may go on in the batch."""
+        return self.caches[idx].copied()
 
     # The rest of mlx-lm's protocol
 

@@ -8,8 +8,10 @@ from typing import Any
 from mlx_lm.models.cache import KVCache
 
 from kv import observed
+from kv.cache import EvictingCache
 from kv.config import KVCacheConfig
 from kv.group import Evicted
+from kv.probe import Asked, probe
 
 
 class KVCacheBuilder:
@@ -22,24 +24,35 @@ class KVCacheBuilder:
         model: an mlx-lm model; `model.layers` gives the number of caches.
         on_evict: called with each unit that leaves.
 
-        Raises ValueError if `config.head_dim` is not the model's, or a layer has no plain full attention.
+        Raises ValueError if `config.head_dim` is not the model's, the method cannot be laid over its layers, or they
+        are not all of full attention.
         """
-        _check_model(model, config)
-        if getattr(config.options, "score", None) == "observed":
-            observed.install(model)
-        return config.options.build(config.method, len(model.layers), config.head_dim, on_evict)
+        return _build(model, config, _check_model(model, config), on_evict)
 
     @staticmethod
     def factory(model: Any, config: KVCacheConfig) -> Callable[..., list[Any]]:
         """A `make_cache` that gives every request caches of its own: `model.make_cache = factory(model, config)`.
 
-        A list shared by all requests would leak one stream's state into the next.
+        A list shared by all requests would leak one stream's state into the next. Raises ValueError as `for_model`.
         """
-        _check_model(model, config)
-        return lambda *_args, **_kwargs: KVCacheBuilder.for_model(model, config)
+        asked = _check_model(model, config)
+        _build(model, config, asked, None)
+        return lambda *_args, **_kwargs: _build(model, config, asked, None)
 
 
-def _check_model(model: Any, config: KVCacheConfig) -> None:
+def _build(model: Any, config: KVCacheConfig, asked: Asked, on_evict: Callable[[Evicted], None] | None) -> list[Any]:
+    if getattr(config.options, "score", None) == "observed":
+        observed.install(model)
+    caches = config.build(len(model.layers), on_evict)
+    if asked.one_mask and any(isinstance(cache, EvictingCache) and cache.policy.uneven for cache in caches):
+        raise ValueError(
+            f"method {config.method!r}: its layers keep different numbers of rows, and {type(model).__module__} uses "
+            "one mask array for all of them"
+        )
+    return caches
+
+
+def _check_model(model: Any, config: KVCacheConfig) -> Asked:
     # What the model's class makes tells best which layers look back over everything; the object's may be ours already.
     make_cache = getattr(type(model), "make_cache", None)
     for index, cache in enumerate(make_cache(model) if make_cache else ()):
@@ -48,10 +61,8 @@ def _check_model(model: Any, config: KVCacheConfig) -> None:
                 f"layer {index} of {type(model).__module__} keeps a {type(cache).__name__}; "
                 "only layers of full attention can be served"
             )
-    for index, layer in enumerate(model.layers):
-        attention = getattr(layer, "self_attn", None)
-        if attention is None:
-            raise ValueError(f"layer {index} of {type(model).__module__} has no self_attn to cache")
-        width = getattr(attention, "head_dim", None)
-        if config.head_dim is not None and width is not None and width != config.head_dim:
+    asked = probe(model)
+    for index, width in enumerate(asked.head_dims):
+        if config.head_dim is not None and width != config.head_dim:
             raise ValueError(f"head_dim: {config.head_dim} given, but layer {index} of the model has {width}")
+    return asked

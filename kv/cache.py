@@ -12,6 +12,7 @@ What every method here has in common, where the chunkkv source document and its 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -75,7 +76,7 @@ class EvictingCache:
         """Bytes of the buffers, spare rows and scores included."""
         if self.keys is None or self.values is None:
             return 0
-        return self.keys.nbytes + self.values.nbytes + self.scores.nbytes
+        return self.keys.nbytes + self.values.nbytes + self.scores.nbytes + self.group.host_nbytes
 
     # mlx-lm's protocol
 
@@ -87,6 +88,8 @@ class EvictingCache:
         """
         self._check(keys, values)
         count = keys.shape[2]
+        if self is self.group.layers[0]:
+            self.group.admit(count)
         if self.policy.scope == "head" and self.keys is None:
             self.group.set_lanes(keys.shape[0] * keys.shape[1])
         all_keys, all_values = self._append(keys, values)
@@ -111,7 +114,16 @@ class EvictingCache:
             self.group.settle_observed(queries.shape[2])
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The mask of a pass of N tokens. Raises ValueError for sliding windows, which this cache cannot serve."""
+        """The mask of a pass of N tokens.
+
+        Raises ValueError for sliding windows, which this cache cannot serve, and for one array that is to serve layers
+        that may keep different numbers of rows.
+        """
+        if return_array and self.group.declares and self.policy.scope != "model":
+            raise ValueError(
+                f"scope: {self.policy.scope!r} lets layers evict different blocks, and this model uses one mask array "
+                'for all of them; declared blocks need scope="model" here'
+            )
         return full_attention_mask(N, self._rows, return_array, window_size)
 
     @property
@@ -155,15 +167,21 @@ class EvictingCache:
         return cache
 
     @property
-    def merge(self) -> type[BatchEvictingCache]:
-        """Makes a batch of streams from the cache that each has of this layer.
+    def merge(self) -> Callable[[Sequence[EvictingCache]], BatchEvictingCache]:
+        """Makes a batch of streams from copies of the cache that each has of this layer.
 
         Raises AttributeError, by which mlx-lm knows not to batch, if layers keep different numbers of rows: one mask
         has to do for all of them.
         """
-        if self.policy.uneven:
-            raise AttributeError(f"{self.method}: layers with budgets of their own cannot share a batch's mask")
-        return BatchEvictingCache
+        if self.policy.uneven or (self.group.declares and self.policy.scope != "model"):
+            raise AttributeError(
+                f"{self.method}: layers that keep different numbers of rows cannot share a batch's mask"
+            )
+        return lambda caches: BatchEvictingCache([cache.copied() for cache in caches])
+
+    def copied(self) -> EvictingCache:
+        """A copy that goes its own way. The other layers of the group follow, in order."""
+        return self.group.copied(self.group.layers.index(self))
 
     def is_trimmable(self) -> bool:
         """False: mlx-lm may not cut rows off, since that could cut a block. See `CacheGroup.truncate`."""
@@ -204,6 +222,11 @@ class EvictingCache:
         self.keys, self.values = _take(self.keys, index), _take(self.values, index)
         self._rows = index.shape[-1]
 
+    def hold(self, array: mx.array) -> None:
+        """Let `array` be worked out whenever the keys are, so that what nobody asks for does not pile up."""
+        assert self.keys is not None
+        self.keys = mx.depends(self.keys, [array])
+
     def fold(self, lost: mx.array, kept: mx.array, lost_scores: mx.array, kept_scores: mx.array) -> None:
         """Fold the values of rows `lost` into those of the rows `kept` whose keys resemble theirs most.
 
@@ -229,6 +252,7 @@ class EvictingCache:
     def truncate(self, rows: int, position: int) -> None:
         """Forget rows from `rows` on; the next token is at `position`. A buffer much longer than that is let go."""
         self._rows = rows
+        self.tokens_seen -= self.offset - position
         self.offset = position
         self.scores = self.scores[..., :rows]
         if self.keys is not None and self.values is not None and self.keys.shape[2] - rows > 2 * _STEP:
@@ -277,10 +301,13 @@ class EvictingCache:
         if self.head_dim is not None and keys.shape[3] != self.head_dim:
             raise ValueError(f"head_dim: keys are {keys.shape[3]} wide, the cache was built for {self.head_dim}")
         if keys.shape[0] != 1 and self.policy.scope != "head":
+            other = "" if self.policy.trigger == "never" else ', or scope="head"'
             raise ValueError(
-                f"batch of {keys.shape[0]}: scope {self.policy.scope!r} serves one stream a cache; "
-                'use scope="head" or a cache for each'
+                f"batch of {keys.shape[0]}: with scope {self.policy.scope!r} a cache serves one stream; "
+                f"use a cache for each{other}"
             )
+        if keys.dtype != values.dtype:
+            raise ValueError(f"keys are {keys.dtype}, values {values.dtype}")
         if self.keys is None or self.values is None:
             return
         for name, new, held in (("keys", keys, self.keys), ("values", values, self.values)):

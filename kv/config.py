@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
+from kv.group import Evicted
 from kv.methods import METHODS
 from kv.options import check_int
 
@@ -20,7 +24,7 @@ class KVCacheConfig:
     """
 
     def __init__(self, method: str = "chunkkv", *, head_dim: int | None = None, **options: Any) -> None:
-        if method not in METHODS:
+        if not isinstance(method, str) or method not in METHODS:
             raise ValueError(f"method: {method!r} is not one of {', '.join(METHODS)}")
         if head_dim is not None:
             check_int("head_dim", head_dim, 1)
@@ -31,10 +35,24 @@ class KVCacheConfig:
                 raise ValueError(f"{name}: no option of method {method!r}; it takes {', '.join(known) or 'none'}")
         self.method = method
         self.head_dim = head_dim
+        # NumPy's numbers are taken for the plain ones they stand for.
+        given = {
+            known[name]: value.item() if isinstance(value, np.generic) else value for name, value in options.items()
+        }
         try:
-            self.options = struct(**{known[name]: value for name, value in options.items()})
+            self.options = struct(**given)
         except ValueError as error:
             raise ValueError(f"{prefix}{error}") from None
+
+    def build(self, layers: int, on_evict: Callable[[Evicted], None] | None = None) -> list[Any]:
+        """One cache for each of `layers` layers. on_evict: called with each unit that leaves.
+
+        Raises ValueError naming the option if the method cannot be laid over so many.
+        """
+        try:
+            return self.options.build(self.method, layers, self.head_dim, on_evict)
+        except ValueError as error:
+            raise ValueError(f"{self.method}_{error}") from None
 
     def __repr__(self) -> str:
         return f"KVCacheConfig(method={self.method!r}, head_dim={self.head_dim}, options={self.options})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ import mlx.nn as nn
 import numpy as np
 
 from kv import choosing
+from kv.handout import Handout
 from kv.policy import Policy
 from kv.scoring import ObservedAttention
-from kv.units import Unit, UnitTable
+from kv.units import Unit, UnitTable, check_relevance
 
 if TYPE_CHECKING:
     from kv.cache import EvictingCache
@@ -52,16 +54,19 @@ class CacheGroup:
         self.layers: list[EvictingCache] = []
         self._on_evict = on_evict
         self._tables = [UnitTable(policy)]
-        # Positions of the kept rows, [lanes, rows], while the device decides; None once the tables do.
+        # While the device decides, the positions of the rows kept at the last eviction, [lanes, n]; those after them
+        # are the newest. None once the tables decide.
         self._positions: mx.array | None = mx.zeros((1, 0), dtype=mx.int32)
         if on_evict is not None or not policy.is_roomy:
             self._positions = None
-        # Called with the size of each pass when it is accounted for.
-        self.on_settled: Callable[[int], None] | None = None
+        # Called after each pass, once it is accounted for.
+        self.on_settled: Callable[[], None] | None = None
+        self._copies: Handout[CacheGroup] = Handout()
         self._rows = 0
         self._position = 0
         self._read_many = False
         self._unobserved = False
+        self._declared = False
 
     # What is held
 
@@ -84,7 +89,7 @@ class CacheGroup:
         """The position of each kept row, by lane. Waits for the device."""
         if self._positions is None:
             return [table.positions() for table in self._tables]
-        kept: list[list[int]] = np.array(self._positions).tolist()
+        kept: list[list[int]] = np.array(self.row_positions).tolist()
         return kept
 
     def units(self) -> list[Unit]:
@@ -104,17 +109,31 @@ class CacheGroup:
         """The layers whose scores decide: all with scope "model", else the first, which others may follow."""
         return self.layers if self.policy.scope == "model" else self.layers[:1]
 
-    # Saving
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes that the group itself holds of keys and scores."""
+        return 0
+
+    # Saving and copying
 
     @property
     def row_positions(self) -> mx.array | None:
         """The positions of the kept rows, [lanes, rows], while the device has them; None once unit tables do."""
-        return self._positions
+        if self._positions is None:
+            return None
+        lanes, known = self._positions.shape
+        newest = mx.arange(self._position - (self._rows - known), self._position, dtype=mx.int32)
+        return mx.concatenate([self._positions, mx.broadcast_to(newest, (lanes, newest.shape[0]))], axis=-1)
 
     def books(self) -> dict[str, Any]:
         """What there is to know beside tensors, as JSON-ready values."""
-        tables = [] if self._positions is not None else [table.to_builtins() for table in self._tables]
-        return {"rows": self._rows, "position": self._position, "read_many": self._read_many, "tables": tables}
+        return {
+            "rows": self._rows,
+            "position": self._position,
+            "read_many": self._read_many,
+            "unsettled": self.on_settled is not None,
+            "tables": [] if self._positions is not None else [table.to_builtins() for table in self._tables],
+        }
 
     @classmethod
     def from_books(
@@ -122,9 +141,12 @@ class CacheGroup:
     ) -> CacheGroup:
         """The group that had those books. layer: which of its `layers` asks; all get the one that layer 0 made.
 
-        Raises ValueError if layers do not come in order.
+        Raises ValueError if layers do not come in order, or if layers of other groups were still to have their say.
         """
-        if layer == 0:
+        if books["unsettled"]:
+            raise ValueError("saved before its layers' budgets were settled")
+
+        def make() -> CacheGroup:
             group = cls(policy)
             group._rows, group._position = books["rows"], books["position"]
             group._read_many = books["read_many"]
@@ -133,23 +155,37 @@ class CacheGroup:
                 group._tables = [UnitTable.from_builtins(policy, table) for table in books["tables"]]
             else:
                 group._tables = [UnitTable(policy) for _ in range(positions.shape[0])]
-            _restored.group = group
-        shared: CacheGroup | None = getattr(_restored, "group", None)
-        if shared is None or len(shared.layers) != layer:
+            return group
+
+        shared = _restored.handout.take(layer, layers, make)
+        if len(shared.layers) != layer:
             raise ValueError(f"layer {layer} of {layers} does not follow the one before it")
-        if layer == layers - 1:
-            _restored.group = None
         return shared
 
+    def copied(self, layer: int) -> EvictingCache:
+        """A copy of that layer, in a copy of the group that the layers after it get as well."""
+
+        def make() -> CacheGroup:
+            return copy.deepcopy(self, {id(self._copies): Handout(), id(self._on_evict): self._on_evict})
+
+        return self._copies.take(layer, len(self.layers), make).layers[layer]
+
     # Declaring blocks
+
+    @property
+    def declares(self) -> bool:
+        """Whether blocks were declared, so that layers that decide alone may come to keep different numbers of rows."""
+        return self._declared
 
     def declare(self, start: int, end: int, block: str, *, pinned: bool = False, relevance: float = 0.0) -> None:
         """Declare positions [start, end), yet to be streamed, as one block. See `UnitTable.declare`."""
         self._table().declare(start, end, block, pinned=pinned, relevance=relevance)
+        self._declared = True
 
     def open_block(self, block: str, *, at: int | None = None, pinned: bool = False, relevance: float = 0.0) -> None:
         """Start a block of unknown length at position `at`, or here. See `UnitTable.open_block`."""
         self._table().open_block(block, at=at, pinned=pinned, relevance=relevance)
+        self._declared = True
 
     def close_block(self) -> None:
         """End the open block."""
@@ -164,8 +200,8 @@ class CacheGroup:
         self._table().pin(block, pinned)
 
     def set_relevance(self, block: str, relevance: float) -> None:
-        """Give a resident block the caller's score. Raises KeyError if it is not resident."""
-        self._table().find(block).relevance = relevance
+        """Give a resident block the caller's score. Raises KeyError if it is not resident, or ValueError."""
+        self._table().find(block).relevance = check_relevance(block, relevance)
 
     # Streaming
 
@@ -179,6 +215,24 @@ class CacheGroup:
         if self._positions is not None:
             self._positions = mx.zeros((lanes, 0), dtype=mx.int32)
 
+    def admit(self, count: int) -> None:
+        """Check that a pass of `count` tokens can be stored, before the first layer stores it.
+
+        Raises ValueError if pinned and unfinished blocks would pass the budget, and RuntimeError if the pass before
+        was not shown to caches that want to see queries.
+        """
+        if self._unobserved:
+            raise RuntimeError(
+                'score "observed": a pass was not shown to the cache; build it with KVCacheBuilder.for_model, or '
+                "call kv.observed.install(model)"
+            )
+        if self.policy.trigger != "over_budget" or self._positions is not None:
+            return
+        if self._rows + count <= self.policy.budget:
+            return
+        for table in self._tables:
+            table.check_room(count)
+
     def settle(self, count: int) -> None:
         """Score and account for the pass of `count` tokens that every layer has just stored, then evict.
 
@@ -187,20 +241,13 @@ class CacheGroup:
         rows are gathered once, at the end.
         """
         if isinstance(self.policy.scorer, ObservedAttention):
-            if self._unobserved:
-                raise RuntimeError(
-                    'score "observed": a pass was not shown to the cache; build it with KVCacheBuilder.for_model, or '
-                    "call kv.observed.install(model)"
-                )
             self._unobserved = True
             return
         row, total = self._rows, self._rows + count
-        stored = self._positions
         index: mx.array | None = None
         while row < total:
             if self.policy.must_evict(self._rows, self._position):
                 keep = self._evict_least(index, row)
-                self._check_room(1)
                 if keep is not None:
                     index = keep if index is None else _compose(index, keep)
             take = min(total - row, self.policy.until_eviction(self._rows, self._position))
@@ -212,44 +259,37 @@ class CacheGroup:
         if self.policy.trigger == "prefill_end":
             index = self._compress_prompt(count)
         if index is not None:
-            for layer in self.layers:
-                layer.keep(index)
-        if stored is not None:
-            self._positions = self._followed(stored, index, count)
+            self._keep(index, total)
         if self.on_settled is not None:
-            self.on_settled(count)
+            self.on_settled()
 
     def settle_observed(self, count: int) -> None:
         """Account for a pass of `count` tokens whose queries have scored every row, then evict down to the budget."""
         self._unobserved = False
         self._advance(count)
-        if self._positions is not None:
-            self._positions = self._followed(self._positions, None, count)
         self._shrink()
         if self.on_settled is not None:
-            self.on_settled(count)
+            self.on_settled()
 
     def _shrink(self) -> None:
         """Evict what is over the budget now, whatever the stride."""
         if (wanted := self._rows - self.policy.budget) <= 0:
             return
-        self._score(None, self._rows)
-        keep = self._evict(wanted, None)
-        self._check_room(0)
-        if keep is None:
-            return
-        if self._positions is not None:
-            self._positions = self._followed(self._positions, keep, 0)
-        for layer in self.layers:
-            layer.keep(keep)
+        rows = self._rows
+        self._score(None, rows)
+        if (keep := self._evict(wanted, None)) is not None:
+            self._keep(keep, rows)
 
-    def _followed(self, stored: mx.array, index: mx.array | None, count: int) -> mx.array:
-        """Positions of the kept rows after a pass: `stored` before it, of which the rows of `index` are left."""
-        fresh = mx.arange(self._position - count, self._position, dtype=mx.int32)
-        rows = mx.concatenate([stored, mx.broadcast_to(fresh, (stored.shape[0], count))], axis=-1)
-        if index is None:
-            return rows
-        return mx.take_along_axis(rows, mx.broadcast_to(index, (stored.shape[0], index.shape[-1])), axis=-1)
+    def _keep(self, index: mx.array, rows: int) -> None:
+        """Let the rows of `index` be all that is left of the `rows` that are stored."""
+        for layer in self.layers:
+            layer.keep(index)
+        if self._positions is not None:
+            lanes, known = self._positions.shape
+            newest = mx.arange(self._position - (rows - known), self._position, dtype=mx.int32)
+            stored = mx.concatenate([self._positions, mx.broadcast_to(newest, (lanes, rows - known))], axis=-1)
+            self._positions = mx.take_along_axis(stored, mx.broadcast_to(index, (lanes, index.shape[-1])), axis=-1)
+            self.layers[0].hold(self._positions)
 
     def token_scores(self) -> list[mx.array]:
         """What each kept token has earned so far, one [B, H_kv, R] a judging layer."""
@@ -299,8 +339,11 @@ class CacheGroup:
     def truncate(self, position: int) -> None:
         """Forget every token from `position` on, as if it had not been streamed.
 
-        Scores that those tokens have given to others stay. Raises ValueError if it would cut a finished block.
+        Scores that those tokens have given to others stay. Raises ValueError if it would cut a finished block, or if
+        the position is not one of 0 to the next token's.
         """
+        if not isinstance(position, int) or not 0 <= position <= self._position:
+            raise ValueError(f"position: {position!r} is not a whole number from 0 to {self._position}")
         table = self._table()
         self._rows = table.truncate(position)
         self._position = table.position
@@ -322,10 +365,6 @@ class CacheGroup:
 
     # Internals
 
-    def _check_room(self, tokens: int) -> None:
-        if self._rows + tokens > self.policy.budget:
-            raise RuntimeError(f"kept tokens passed budget {self.policy.budget} with every block pinned or unfinished")
-
     def _advance(self, take: int) -> None:
         if self._positions is None:
             for table in self._tables:
@@ -346,7 +385,7 @@ class CacheGroup:
         keep = self._choose(wanted)
         if keep is None:
             return None
-        if self.policy.merge:
+        if self.policy.merge and keep.shape[-1]:
             self._fold(index, keep)
         for layer in self.judges:
             layer.keep_scores(keep)
@@ -423,8 +462,14 @@ class CacheGroup:
         return mx.stack([layer.scores.mean(axis=1) for layer in self.layers]).mean(axis=0)
 
 
-# The group being loaded: mlx-lm restores caches one by one, and knows nothing of groups.
-_restored = threading.local()
+class _Restored(threading.local):
+    """Groups being loaded, by thread."""
+
+    def __init__(self) -> None:
+        self.handout: Handout[CacheGroup] = Handout()
+
+
+_restored = _Restored()
 
 
 def _compose(index: mx.array, keep: mx.array) -> mx.array:

@@ -36,6 +36,11 @@ class LiteralHead:
         self.scores: Floats = np.zeros(budget + 1, dtype=np.float32)
         self._ids = np.zeros(budget + 1, dtype=np.int64)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, spare rows included."""
+        return self._keys.nbytes + self.scores.nbytes + self._ids.nbytes
+
     def push(self, keys: Floats, ids: NDArray[np.int64]) -> None:
         """Take tokens in, one by one. keys: [n, D]. ids: [n], the caller's names for them.
 
@@ -153,6 +158,11 @@ class LiteralGroup(CacheGroup):
     def books(self) -> dict[str, Any]:
         """What there is to know beside tensors, as JSON-ready values."""
         return {"literal": self._kind, "rows": self._rows, "position": self._position}
+
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes of the heads' own copies."""
+        return sum(head.nbytes for head in self._heads)
 
     @classmethod
     def from_books(

@@ -28,7 +28,7 @@ def install(model: Any) -> None:
     Raises ValueError if a layer's attention is not mlx-lm's function, and so cannot be observed.
     """
     for index, layer in enumerate(model.layers):
-        module = sys.modules[type(layer.self_attn).__module__]
+        module = sys.modules[type(getattr(layer, "self_attn", layer)).__module__]
         attention = getattr(module, _NAME, None)
         if attention is None:
             raise ValueError(
@@ -43,6 +43,9 @@ def _replace(module: ModuleType, attention: Callable[..., mx.array]) -> None:
     def observed(queries: mx.array, keys: mx.array, values: mx.array, cache: Any = None, **options: Any) -> mx.array:
         output = attention(queries, keys, values, cache=cache, **options)
         if isinstance(cache, EvictingCache | BatchEvictingCache) and cache.observes:
+            mask = options.get("mask")
+            if isinstance(mask, mx.array) and mask.dtype != mx.bool_:
+                raise ValueError(f"{module.__name__} adds a bias to attention, which cannot be observed")
             cache.observe(queries, options["scale"])
         return output
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, get_args
 
 from kv.cache import EvictingCache
@@ -79,14 +79,34 @@ class BudgetOptions(PolicyOptions):
             raise ValueError(f"n_sink: {self.n_sink} leaves no room in budget {self.budget}")
         if self.stride is not None:
             check_int("stride", self.stride, 1)
-            most = self.budget - self.n_sink - self.unit + 1
-            if self.stride > most:
-                raise ValueError(f"stride: {self.stride} is larger than budget - n_sink - chunk_size + 1 = {most}")
+            check_stride(self.stride, self._room(self.budget, 0), f"budget - n_sink{self._units}")
 
     @property
     def unit(self) -> int:
         """Tokens that leave as one where nothing is declared."""
         return 1
+
+    def _checked_recent(self, recent: int | None) -> int:
+        """Newest tokens to spare: 16, or what budget and stride leave, if it is not said. Raises ValueError."""
+        room = self.budget - self.n_sink - self.unit
+        if recent is None:
+            left = room if self.stride in (None, 1) else min(room, self._room(self.budget, self.stride or 0))
+            return max(0, min(16, left))
+        check_int("recent", recent, 0)
+        if recent > room:
+            what = " - chunk_size" if self.unit > 1 else " - 1"
+            raise ValueError(f"recent: {recent} is larger than budget - n_sink{what} = {room}")
+        if self.stride is not None:
+            check_stride(self.stride, self._room(self.budget, recent), f"budget - n_sink - recent{self._units}")
+        return recent
+
+    @property
+    def _units(self) -> str:
+        return f" - {2 * self.unit - 2} for two broken chunks" if self.unit > 1 else ""
+
+    def _room(self, budget: int, recent: int) -> int:
+        """The largest stride for which there always is enough that may leave."""
+        return budget - self.n_sink - recent - 2 * self.unit + 2
 
     def policy(
         self,
@@ -101,7 +121,10 @@ class BudgetOptions(PolicyOptions):
     ) -> Policy:
         """One layer's policy. budget: if it is another than the options'."""
         budget = self.budget if budget is None else budget
-        room = budget - self.n_sink - recent - 2 * self.unit + 2
+        room = self._room(budget, recent)
+        if self.stride is not None:
+            whose = "budget" if budget == self.budget else f"a layer's budget of {budget}"
+            check_stride(self.stride, room, f"{whose} - n_sink - recent{self._units}")
         stride = max(1, min(budget // 8, room)) if self.stride is None else self.stride
         return Policy(
             budget=budget,
@@ -141,12 +164,15 @@ class MassOptions(BudgetOptions):
         if not isinstance(self.decay, int | float) or isinstance(self.decay, bool) or not 0 < self.decay <= 1:
             raise ValueError(f"decay: {self.decay!r} is not a number in (0, 1]")
         check_int("window", self.window, 1)
-        room = self.budget - self.n_sink - self.unit
-        if self.recent is None:
-            object.__setattr__(self, "recent", max(0, min(16, room)))
-        check_int("recent", self.recent, 0)
-        if self.recent_tokens > room:
-            raise ValueError(f"recent: {self.recent} is larger than budget - n_sink - chunk_size = {room}")
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, used in (("decay", self.score != "key_norm"), ("window", self.score == "observed")):
+            if not used and getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name}: {getattr(self, name)!r} has no meaning with score {self.score!r}")
+        if self.score == "observed" and self.stride is not None:
+            raise ValueError(
+                f'stride: {self.stride} has no meaning with score "observed", which evicts after each pass'
+            )
+        object.__setattr__(self, "recent", self._checked_recent(self.recent))
 
     @property
     def scorer(self) -> Scorer:
@@ -169,6 +195,10 @@ class LiteralOptions(MassOptions):
 
     literal: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bool("literal", self.literal)
+
     def build(
         self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
     ) -> list[Any]:
@@ -177,18 +207,31 @@ class LiteralOptions(MassOptions):
             return super().build(method, layers, head_dim, on_evict)
         defaults = type(self)(budget=self.budget, n_sink=self.n_sink, **self._literal_fields())
         if self.score == "observed":
-            raise ValueError(f'{method}_score: "observed" has no meaning with {method}_literal=True')
+            raise ValueError(f'score: "observed" has no meaning with {method}_literal=True')
         for name in ("scope", "stride", "recent", "decay", "pool", "window"):
             if (value := getattr(self, name, None)) != getattr(defaults, name, None):
-                raise ValueError(f"{method}_{name}: {value!r} has no meaning with {method}_literal=True")
+                raise ValueError(f"{name}: {value!r} has no meaning with {method}_literal=True")
         if on_evict is not None:
             raise ValueError(f"on_evict: {method}_literal=True does not follow what leaves")
-        policy = replace(self.policies(1)[0], scope="head")
+        # Whole chunks and a broken one leave, so heads and layers come to differ.
+        policy = replace(self.policies(1)[0], scope="head", uneven=self.unit > 1)
         return [EvictingCache(method, policy, LiteralGroup(policy, self.score), head_dim) for _ in range(layers)]
 
     def _literal_fields(self) -> dict[str, Any]:
         """Options that the document has beside budget and sinks."""
         return {}
+
+
+def check_stride(stride: int, room: int, what: str) -> None:
+    """Raise ValueError if evictions so far apart could not always make room. room: the largest that can, as `what`."""
+    if stride > max(1, room):
+        raise ValueError(f"stride: {stride} is larger than {what} = {room}")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: {value!r} is not True or False")
 
 
 def check_int(name: str, value: object, least: int) -> None:
@@ -205,5 +248,5 @@ def check_share(name: str, value: object) -> None:
 
 def check_one_of(name: str, value: object, allowed: Any) -> None:
     """Raise ValueError unless `value` is one of a Literal's."""
-    if value not in get_args(allowed):
+    if not isinstance(value, str) or value not in get_args(allowed):
         raise ValueError(f"{name}: {value!r} is not one of {', '.join(get_args(allowed))}")

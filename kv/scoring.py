@@ -45,10 +45,11 @@ class AttentionMass:
         """See `Scorer`. Token by token: `scores = scores * decay + softmax(K_before . k / sqrt(D))`, new ones at 0."""
         first = scores.shape[-1]
         fresh = mx.zeros((*keys.shape[:2], new))
+        earned = add_attention_mass(mx.concatenate([scores, fresh], axis=-1), keys, first, new, self.decay)
         if not first:
-            # No row can score the very first token; the source document starts it at 1, before any decay.
-            fresh[..., 0] = 1.0 / self.decay
-        return add_attention_mass(mx.concatenate([scores, fresh], axis=-1), keys, first, new, self.decay)
+            # No row can score the very first token; the source document starts it at 1.
+            earned[..., 0] += self.decay ** (new - 1)
+        return earned
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
+from numbers import Real
+from operator import index
 from typing import Any
 
 from kv.policy import Policy
@@ -58,8 +61,11 @@ class UnitTable:
     def declare(self, start: int, end: int, block: str, *, pinned: bool = False, relevance: float = 0.0) -> None:
         """Declare that positions [start, end), not yet streamed, are one block.
 
-        Raises ValueError if the span is empty, in the past, overlaps another block, or cannot fit the budget.
+        Raises ValueError if the span is empty, in the past, overlaps another block, or cannot fit the budget, and for
+        what is no position, name or relevance.
         """
+        start, end = (_check_position(block, name, value) for name, value in (("start", start), ("end", end)))
+        relevance = check_relevance(block, relevance)
         if end <= start:
             raise ValueError(f"block {block!r}: span [{start}, {end}) is empty")
         if start < self.position:
@@ -204,6 +210,50 @@ class UnitTable:
 
     # Rewinding and moving
 
+    def check_room(self, count: int) -> None:
+        """Check that what cannot leave never passes the budget while the next `count` tokens come.
+
+        Raises ValueError with both numbers.
+        """
+        most = fixed = sum(unit.seen for unit in self.units if unit.complete and self._is_fixed(unit))
+        position, stop = self.position, self.position + count
+        growing = self.units[-1] if self.units and not self.units[-1].complete else None
+        ahead = list(self._ahead)
+        while position < stop:
+            if growing is None and ahead and ahead[0].start == position:
+                growing = ahead.pop(0)
+            if growing is None:
+                end = min(stop, ahead[0].start if ahead else stop)
+                if position < self.policy.n_sink:
+                    end = min(end, self.policy.n_sink)
+                    fixed += end - position
+                    most = max(most, fixed)
+                else:
+                    most = max(most, fixed + self._longest_chunk(position, end))
+            else:
+                end = stop if growing.length is None else min(stop, growing.end)
+                tokens = growing.seen + end - position
+                most = max(most, fixed + tokens)
+                if growing.pinned or growing.start < self.policy.n_sink:
+                    fixed += tokens
+                growing = None
+            position = end
+        if most > self.policy.budget:
+            raise ValueError(
+                f"the next {count} tokens: sinks, pinned and unfinished blocks would come to {most} tokens, more than "
+                f"budget {self.policy.budget}"
+            )
+
+    def _longest_chunk(self, start: int, end: int) -> int:
+        """Tokens of the longest chunk of undeclared text at [start, end)."""
+        longest = 0
+        # The second chunk is a whole one, if there is a third.
+        for _ in range(2):
+            border = min(end, self._chunk(start)[1])
+            longest = max(longest, border - start)
+            start = border
+        return max(longest, min(end - start, self.policy.chunk_size))
+
     def truncate(self, position: int) -> int:
         """Forget everything from `position` on, declared blocks included. Returns the rows that are left.
 
@@ -253,6 +303,8 @@ class UnitTable:
     # Checks
 
     def _check_name(self, block: str) -> None:
+        if not isinstance(block, str):
+            raise ValueError(f"block: {block!r} is not a string")
         if any(unit.block == block for unit in (*self.units, *self._ahead)):
             raise ValueError(f"block {block!r}: already declared")
 
@@ -267,3 +319,17 @@ class UnitTable:
         if fixed > budget:
             what = f"block {new.block!r} of {new.length} tokens" if new else "the pinned blocks"
             raise ValueError(f"{what}: {fixed} tokens with sinks and pinned blocks, more than budget {budget}")
+
+
+def _check_position(block: str, name: str, value: object) -> int:
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"block {block!r}: {name} {value!r} is not a whole number") from None
+
+
+def check_relevance(block: str, relevance: object) -> float:
+    """As a float. Raises ValueError unless it is a finite number."""
+    if not isinstance(relevance, Real) or not isfinite(relevance):
+        raise ValueError(f"block {block!r}: relevance {relevance!r} is not a finite number")
+    return float(relevance)

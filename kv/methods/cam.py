@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kv.options import MassOptions
+from kv.options import MassOptions, check_bool
 from kv.policy import Axes, Policy
 
 
@@ -26,6 +26,10 @@ class CaMOptions(MassOptions):
     )
 
     merge: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bool("merge", self.merge)
 
     def policies(self, layers: int) -> list[Policy]:
         """The same for every layer."""

@@ -41,7 +41,7 @@ class KIVIOptions(Options):
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("bits", self.bits, _BITS), ("group_size", self.group_size, _GROUPS)):
-            if value not in allowed:
+            if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(str, allowed))}")
         check_int("residual", self.residual, 0)
 
@@ -113,6 +113,10 @@ class KIVICache:
                 )
         if self.head_dim is not None and keys.shape[3] != self.head_dim:
             raise ValueError(f"head_dim: keys are {keys.shape[3]} wide, the cache was built for {self.head_dim}")
+        if keys.dtype != values.dtype:
+            raise ValueError(f"keys are {keys.dtype}, values {values.dtype}")
+        if self.keys is not None and self.keys.dtype != keys.dtype:
+            raise ValueError(f"keys: dtype {keys.dtype} after {self.keys.dtype}")
         if self.keys is not None and self.values is not None:
             keys = mx.concatenate([self.keys, keys], axis=2)
             values = mx.concatenate([self.values, values], axis=2)

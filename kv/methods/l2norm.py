@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kv.options import BudgetOptions, check_int
+from kv.options import BudgetOptions
 from kv.policy import Axes, Policy
 from kv.scoring import KeyNorm
 
@@ -27,13 +27,7 @@ class L2NormOptions(BudgetOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        room = self.budget - self.n_sink - 1
-        if self.recent is None:
-            object.__setattr__(self, "recent", min(16, room))
-        check_int("recent", self.recent, 0)
-        assert self.recent is not None
-        if self.recent > room:
-            raise ValueError(f"recent: {self.recent} is larger than budget - n_sink - 1 = {room}")
+        object.__setattr__(self, "recent", self._checked_recent(self.recent))
 
     def policies(self, layers: int) -> list[Policy]:
         """The same for every layer."""

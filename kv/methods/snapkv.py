@@ -36,6 +36,8 @@ class SnapKVOptions(BudgetOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.stride is not None:
+            raise ValueError(f"stride: {self.stride} has no meaning for a method that evicts once, after a prompt")
         check_int("window", self.window, 1)
         check_int("kernel", self.kernel, 1)
         if self.window >= (room := self.budget - self.n_sink):

@@ -2,8 +2,9 @@
 
 Source: Wang et al., arXiv:2404.04793. Adapted: the paper ranks layers by how little attention changes the hidden state,
 which a cache cannot see; here a layer counts as concentrated by the share of the collected attention mass that its
-best tenth of tokens holds. Layers are moved along a line instead of in three clusters. The first pass keeps to the
-mean budget, since its layers come one after the other; with `strength=0` this is H2O.
+best tenth of tokens holds. Layers are moved along a line instead of in three clusters, after the first pass that makes
+the stream as long as the least budget there could be: until then, and within that pass, whose layers come one after the
+other, all keep to the mean. So survivors depend on how that far a prompt was sliced. With `strength=0` this is H2O.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from kv.cache import EvictingCache
 from kv.group import CacheGroup, Evicted
-from kv.options import MassOptions, check_share
+from kv.options import MassOptions, check_share, check_stride
 from kv.policy import Axes, Policy
 
 _BEST_SHARE = 0.1
@@ -50,6 +51,9 @@ class SqueezeAttentionOptions(MassOptions):
                 f"strength: {self.strength} could leave a layer {int(self.budget * (1 - self.strength))} of budget "
                 f"{self.budget}; sinks, recent tokens and one more take {least}"
             )
+        if self.stride is not None:
+            room = self._room(int(self.budget * (1 - self.strength)), self.recent_tokens)
+            check_stride(self.stride, room, "budget * (1 - strength) - n_sink - recent")
 
     def policies(self, layers: int) -> list[Policy]:
         """The same for every layer, until the prompt has been read."""
@@ -62,23 +66,12 @@ class SqueezeAttentionOptions(MassOptions):
     def build(
         self, method: str, layers: int, head_dim: int | None, on_evict: Callable[[Evicted], None] | None
     ) -> list[EvictingCache]:
-        """Caches whose budgets are moved after the first pass of more than one token."""
+        """Caches whose budgets are moved once the stream is so long that they matter."""
         caches = super().build(method, layers, head_dim, on_evict)
         if self.strength:
             groups = [cache.group for cache in caches]
-
-            def move(count: int) -> None:
-                if count > 1:
-                    groups[-1].on_settled = None
-                    self._move(groups)
-
-            groups[-1].on_settled = move
+            groups[-1].on_settled = _Squeeze(self, groups)
         return caches
-
-    def _move(self, groups: list[CacheGroup]) -> None:
-        concentration = np.array(mx.stack([_concentration(group.token_scores()[0]) for group in groups]))
-        for group, budget in zip(groups, self.budgets(concentration), strict=True):
-            group.set_policy(replace(self.with_budget(budget), scope=self.scope))
 
     def budgets(self, concentration: np.ndarray) -> list[int]:
         """Each layer's budget, `budget` on average: the less concentrated its attention, the more."""
@@ -90,6 +83,24 @@ class SqueezeAttentionOptions(MassOptions):
         for layer in np.argsort(-tilt, kind="stable")[: self.budget * len(budgets) - sum(budgets)]:
             budgets[int(layer)] += 1
         return budgets
+
+
+class _Squeeze:
+    """What moves the budgets of groups. An object, so that it is copied with them."""
+
+    def __init__(self, options: SqueezeAttentionOptions, groups: list[CacheGroup]) -> None:
+        self._options = options
+        self._groups = groups
+
+    def __call__(self) -> None:
+        """Move the budgets, once, after the first pass that comes near the least budget there could be."""
+        last, options = self._groups[-1], self._options
+        if last.position < options.budget * (1 - options.strength):
+            return
+        last.on_settled = None
+        concentration = np.array(mx.stack([_concentration(group.token_scores()[0]) for group in self._groups]))
+        for group, budget in zip(self._groups, options.budgets(concentration), strict=True):
+            group.set_policy(replace(options.with_budget(budget), scope=options.scope))
 
 
 def _concentration(scores: mx.array) -> mx.array:

@@ -8,14 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.llama import Model, ModelArgs
 
-from kv import KVCacheBuilder, KVCacheConfig
-
-
-class FakeLayers:
-    """Only the number of layers matters to the builder when keys are fed by hand."""
-
-    def __init__(self, count: int) -> None:
-        self.layers = [type("Layer", (), {"self_attn": object()})() for _ in range(count)]
+from kv import KVCacheConfig
 
 
 def tiny_llama(*, width: int, kv_heads: int = 2, layers: int = 3, words: int = 200, **options: Any) -> Any:
@@ -42,7 +35,7 @@ def tiny_llama(*, width: int, kv_heads: int = 2, layers: int = 3, words: int = 2
 def build(layers: int, method: str, **options: Any) -> list[Any]:
     """Caches of a method; its options without their prefix."""
     prefixed = {f"{method}_{name}": value for name, value in options.items()}
-    return KVCacheBuilder.for_model(FakeLayers(layers), KVCacheConfig(method=method, **prefixed))
+    return KVCacheConfig(method=method, **prefixed).build(layers)
 
 
 def feed(caches: list[Any], keys: np.ndarray, values: np.ndarray, slices: list[int], *, after: Any = None) -> None:

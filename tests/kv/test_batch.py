@@ -30,13 +30,22 @@ def alone(model: Any, caches: list[Any], prompt: list[int], tokens: int) -> list
     return [int(token) for token, _ in stream]
 
 
-def together(model: Any, caches: list[list[Any]], asked: list[list[int]], tokens: list[int]) -> list[list[int]]:
+def together(
+    model: Any,
+    caches: list[list[Any]],
+    asked: list[list[int]],
+    tokens: list[int],
+    left: dict[int, list[Any]] | None = None,
+) -> list[list[int]]:
+    """The answers. left: takes the caches that each stream leaves, by its number."""
     generator = BatchGenerator(model, completion_batch_size=4, prefill_batch_size=3, prefill_step_size=16)
     ids = generator.insert(asked, tokens, caches=caches)
     answers: dict[int, list[int]] = {id: [] for id in ids}
     while responses := generator.next_generated():
         for response in responses:
             answers[response.uid].append(response.token)
+            if left is not None and response.prompt_cache is not None:
+                left[ids.index(response.uid)] = response.prompt_cache
     generator.close()
     return [answers[id] for id in ids]
 
@@ -52,8 +61,9 @@ def test_each_stream_answers_as_it_does_alone(method: str) -> None:
     tokens = [12, 30, 5, 20, 40]
     first, second = prompts(1), prompts(2)
     expected = [alone(model, build(model, method), p, n) for p, n in zip(first, tokens, strict=True)]
-    batched = [build(model, method) for _ in LENGTHS]
-    assert together(model, batched, first, tokens) == expected
+    left: dict[int, list[Any]] = {}
+    assert together(model, [build(model, method) for _ in LENGTHS], first, tokens, left) == expected
+    batched = [left[number] for number in range(len(LENGTHS))]
     for caches in batched:
         for cache in caches:
             if method not in ("full", "snapkv"):
@@ -82,12 +92,73 @@ def test_with_room_for_everything_a_batch_is_stock_mlx_lms() -> None:
     assert ours == together(model, [make_prompt_cache(model) for _ in asked], asked, [15] * 5)
 
 
-@pytest.mark.parametrize("method", UNEVEN)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_caches_owner_keeps_it_as_it_was(method: str) -> None:
+    """As with stock caches: a prefix may be lent to many streams at once, and taken out while its stream goes on."""
+    model = tiny()
+    prefix = build(model, method)
+    alone(model, prefix, list(range(30)), 4)
+    before = copy.deepcopy(prefix)
+    asked = prompts(6)
+    expected = [alone(model, copy.deepcopy(prefix), p, 8) for p in asked]
+    assert together(model, [prefix] * len(asked), asked, [8] * 5) == expected
+    assert [cache.offset for cache in prefix] == [cache.offset for cache in before]
+    for ours, theirs in zip(prefix, before, strict=True):
+        assert mx.array_equal(ours.state[0], theirs.state[0])
+    assert alone(model, prefix, asked[0], 8) == expected[0]
+
+
+@pytest.mark.parametrize("scope", ["layer", "model"])
+def test_a_system_prompt_that_the_server_keeps_stays_what_it_is(scope: str) -> None:
+    """mlx_lm.server takes the cache out at the end of a segment, and stores it for the next request."""
+    model = tiny()
+    rng = np.random.default_rng(7)
+    system, first, second = (rng.integers(0, WORDS, n).tolist() for n in (40, 25, 33))
+    generator = BatchGenerator(model, prefill_step_size=16)
+    (uid,) = generator.insert_segments([[system, first]], max_tokens=[6], caches=[build(model, "chunkkv", scope=scope)])
+    kept: list[Any] = []
+    finished = False
+    while not finished:
+        read, made = generator.next()
+        for response in read:
+            if response.end_of_segment and not kept:
+                kept = generator.extract_cache([uid])[uid][0]
+        finished = any(response.finish_reason for response in made)
+    generator.close()
+    assert [cache.offset for cache in kept] == [40] * len(kept)
+    expected = build(model, "chunkkv", scope=scope)
+    for start in range(0, 40, 16):
+        model(mx.array(system[start : min(start + 16, 40)])[None], cache=expected)
+    assert alone(model, kept, second, 8) == alone(model, expected, second, 8)
+
+
+@pytest.mark.parametrize("method", [*UNEVEN, "literal", "declared"])
 def test_layers_of_different_length_are_refused(method: str) -> None:
     model = tiny()
     asked = prompts(5)
+
+    def make() -> list[Any]:
+        if method in UNEVEN:
+            return build(model, method)
+        caches = build(model, "chunkkv", literal=method == "literal")
+        if method == "declared":
+            caches[1].group.declare(3, 9, "a")
+        return caches
+
     with pytest.raises(ValueError, match="does not yet support batching"):
-        together(model, [build(model, method) for _ in asked], asked, [5] * 5)
+        together(model, [make() for _ in asked], asked, [5] * 5)
+
+
+def test_streams_may_leave_while_prompts_are_read() -> None:
+    caches = [build(tiny(), "chunkkv")[0] for _ in range(3)]
+    batch = BatchEvictingCache(caches)
+    batch.prepare(lengths=[3, 5, 4], right_padding=[2, 0, 1])
+    batch.filter([0, 2])
+    keys = mx.random.normal((2, 2, 5, 32))
+    batch.update_and_fetch(keys, keys)
+    assert [cache.tokens_kept for cache in batch.caches] == [3, 4]
+    with pytest.raises(ValueError, match="batch of 3: 2 streams"):
+        batch.update_and_fetch(mx.zeros((3, 2, 1, 32)), mx.zeros((3, 2, 1, 32)))
 
 
 def test_padding_on_the_left_is_refused() -> None:

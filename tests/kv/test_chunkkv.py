@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from kv import EvictingCache, KVCacheBuilder, KVCacheConfig
 from kv.group import Evicted
-from tests.kv.feeding import FakeLayers, build, feed, named_values, survivors, tiny_llama
+from tests.kv.feeding import build, feed, named_values, survivors, tiny_llama
 from tests.kv.oracle import OracleLayer
 
 LAYERS, HEADS, WIDTH = 3, 2, 16
@@ -38,7 +39,8 @@ def cases(draw: Any) -> dict[str, Any]:
     sinks = draw(st.integers(0, 4))
     budget = draw(st.integers(sinks + chunk + 1, 40))
     recent = draw(st.integers(0, budget - sinks - chunk))
-    stride = draw(st.integers(1, max(1, (budget - sinks - chunk + 1) // 2)))
+    stride = draw(st.integers(1, max(1, budget - sinks - recent - 2 * chunk + 2)))
+    score = draw(st.sampled_from(["attn_mass", "key_norm"]))
     total = draw(st.integers(1, 120))
     scope = draw(st.sampled_from(["head", "layer", "model"]))
     blocks: dict[int, tuple[int, str, bool]] = {}
@@ -67,9 +69,9 @@ def cases(draw: Any) -> dict[str, Any]:
             "chunkkv_recent": recent,
             "chunkkv_stride": stride,
             "chunkkv_scope": scope,
-            "chunkkv_score": draw(st.sampled_from(["attn_mass", "key_norm"])),
+            "chunkkv_score": score,
             "chunkkv_pool": draw(st.sampled_from(["mean", "max"])),
-            "chunkkv_decay": draw(st.sampled_from([1.0, 0.98, 0.8])),
+            "chunkkv_decay": draw(st.sampled_from([1.0, 0.98, 0.8])) if score == "attn_mass" else 0.98,
         },
     }
 
@@ -110,7 +112,7 @@ def test_survivors_equal_the_oracle_however_the_stream_is_sliced(case: dict[str,
     values = named_values(keys.shape)
     evicted: list[Evicted] = []
     on_evict = evicted.append if case["on_host"] else None
-    caches = KVCacheBuilder.for_model(FakeLayers(LAYERS), KVCacheConfig(**case["options"]), on_evict=on_evict)
+    caches = KVCacheConfig(**case["options"]).build(LAYERS, on_evict)
     if case["blocks"]:
         for group in {id(c.group): c.group for c in caches}.values():
             for start, (end, name, pinned) in case["blocks"].items():
@@ -208,7 +210,7 @@ def test_positions_stay_true_through_thousands_of_evictions(tiny: Any) -> None:
 
 
 def test_held_bytes_never_pass_the_budget_and_one_pass() -> None:
-    caches = KVCacheBuilder.for_model(FakeLayers(1), KVCacheConfig(chunkkv_budget=100, chunkkv_chunk_size=8))
+    caches = KVCacheConfig(chunkkv_budget=100, chunkkv_chunk_size=8).build(1)
     row = HEADS * WIDTH * 4
     for _ in range(40):
         k = mx.random.normal((1, HEADS, 30, WIDTH))
@@ -221,7 +223,7 @@ def test_held_bytes_never_pass_the_budget_and_one_pass() -> None:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_the_models_dtype_and_differing_widths_are_kept(dtype: mx.Dtype) -> None:
-    (cache,) = KVCacheBuilder.for_model(FakeLayers(1), KVCacheConfig(chunkkv_budget=32))
+    (cache,) = KVCacheConfig(chunkkv_budget=32).build(1)
     for _ in range(5):
         keys, values = cache.update_and_fetch(
             mx.full((1, 2, 10, 16), 1e4, dtype=dtype), mx.ones((1, 2, 10, 8), dtype=dtype)
@@ -270,13 +272,14 @@ def test_wrong_head_dim_for_the_model_is_refused(tiny: Any) -> None:
 
 
 def test_input_that_does_not_belong_to_the_stream_is_refused_and_changes_nothing() -> None:
-    (cache,) = KVCacheBuilder.for_model(FakeLayers(1), KVCacheConfig(head_dim=16, chunkkv_budget=32))
+    (cache,) = KVCacheConfig(head_dim=16, chunkkv_budget=32).build(1)
     good = mx.zeros((1, 2, 5, 16))
     cache.update_and_fetch(good, good)
     for keys, values, message in [
         (mx.zeros((1, 2, 5, 8)), good, "head_dim: keys are 8 wide"),
         (good, mx.zeros((1, 2, 4, 16)), "differ in batch, heads or tokens"),
-        (good.astype(mx.float16), good, "keys: dtype"),
+        (good.astype(mx.float16), good, "keys are mlx.core.float16, values mlx.core.float32"),
+        (good.astype(mx.float16), good.astype(mx.float16), "keys: dtype mlx.core.float16 after mlx.core.float32"),
         (mx.zeros((1, 3, 5, 16)), mx.zeros((1, 3, 5, 16)), "does not continue"),
         (mx.zeros((2, 2, 5, 16)), mx.zeros((2, 2, 5, 16)), "batch of 2"),
     ]:
@@ -286,7 +289,7 @@ def test_input_that_does_not_belong_to_the_stream_is_refused_and_changes_nothing
 
 
 def test_declared_blocks_are_refused_where_heads_decide_alone() -> None:
-    (cache,) = KVCacheBuilder.for_model(FakeLayers(1), KVCacheConfig(chunkkv_scope="head"))
+    (cache,) = KVCacheConfig(chunkkv_scope="head").build(1)
     with pytest.raises(ValueError, match="declared blocks need"):
         cache.group.declare(0, 5, "a")
 
@@ -312,8 +315,53 @@ def test_models_whose_layers_do_not_look_back_over_everything_are_refused(family
             "num_attention_heads": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "vocab_size": 100,
         }  # fmt: skip
         arguments = module.ModelArgs(**common, **options)
-    with pytest.raises(ValueError, match=r"full attention|no self_attn|sliding"):
+    with pytest.raises(ValueError, match=r"full attention|full-attention cache a layer"):
         KVCacheBuilder.for_model(module.Model(arguments), KVCacheConfig())
+
+
+def tiny_family(family: str, **options: Any) -> Any:
+    module = importlib.import_module(f"mlx_lm.models.{family}")
+    common = {
+        "model_type": family, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 64, "vocab_size": 100,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+        "max_position_embeddings": 512,
+    }  # fmt: skip
+    mx.random.seed(0)
+    return module.Model(module.ModelArgs.from_dict({**common, **options}))
+
+
+GEMMA2 = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 16.0}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "starcoder2", "cohere"])
+def test_wrong_head_dim_is_found_in_every_family_before_anything_runs(family: str) -> None:
+    with pytest.raises(ValueError, match="head_dim: 24 given, but layer 0 of the model has 16"):
+        KVCacheBuilder.for_model(tiny_family(family), KVCacheConfig(head_dim=24))
+
+
+def test_models_with_one_mask_array_for_all_layers_get_layers_of_equal_length_only() -> None:
+    model = tiny_family("gemma2", **GEMMA2)
+    for options in (
+        {"method": "pyramidkv", "pyramidkv_budget": 48, "pyramidkv_recent": 4},
+        {"method": "squeezeattention", "squeezeattention_budget": 48},
+        {"chunkkv_budget": 48, "chunkkv_literal": True},
+    ):
+        with pytest.raises(ValueError, match=r"keep different numbers of rows.*gemma2 uses one mask array"):
+            KVCacheBuilder.for_model(model, KVCacheConfig(**options))
+    with pytest.raises(ValueError, match=r"gemma2 does not use"):
+        KVCacheBuilder.for_model(model, KVCacheConfig(chunkkv_score="observed"))
+    tokens = mx.array(np.random.default_rng(1).integers(0, 100, 90))[None]
+    for scope in ("layer", "model"):
+        caches = KVCacheBuilder.for_model(model, KVCacheConfig(chunkkv_budget=48, chunkkv_scope=scope))
+        model(tokens[:, :60], cache=caches)
+        for group in {id(cache.group): cache.group for cache in caches}.values():
+            group.declare(65, 80, "a")
+        if scope == "layer":
+            with pytest.raises(ValueError, match='declared blocks need scope="model"'):
+                model(tokens[:, 60:], cache=caches)
+        else:
+            mx.eval(model(tokens[:, 60:], cache=caches))
+        assert {cache.offset for cache in caches} == {60 if scope == "layer" else 90}
 
 
 def test_a_late_token_that_matters_lives_long_enough_to_show_it() -> None:
@@ -334,8 +382,98 @@ def test_a_late_token_that_matters_lives_long_enough_to_show_it() -> None:
     assert not survives(literal=True)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_pass_is_stored_whole_or_refused_before_anything_is(data: st.DataObject) -> None:
+    """Refused exactly if sinks, pinned and unfinished units alone would pass the budget, by counting token by token."""
+    draw = data.draw
+    chunk, sinks = draw(st.integers(1, 6)), draw(st.integers(0, 4))
+    budget = draw(st.integers(sinks + chunk + 1, 30))
+    options = {"budget": budget, "chunk_size": chunk, "n_sink": sinks, "recent": 0, "scope": "model", "stride": 1}
+    caches = build(LAYERS, "chunkkv", **options)
+    group = caches[0].group
+    oracle = OracleLayer(budget, chunk, sinks, 0, 1, 0.98, "attn_mass", "mean")
+    at = 0
+    for number in range(draw(st.integers(1, 4))):
+        start = at + draw(st.integers(0, 9))
+        end = start + draw(st.integers(1, 12))
+        pinned = draw(st.booleans())
+        try:
+            group.declare(start, end, f"block {number}", pinned=pinned)
+        except ValueError:
+            break
+        oracle.blocks[start] = (end, f"block {number}", pinned)
+        at = end
+    keys = np.random.default_rng(0).normal(size=(LAYERS, HEADS, 90, WIDTH)).astype(np.float32)
+    values = named_values(keys.shape)
+    while (start := group.position) < 80:
+        size = draw(st.integers(1, 10))
+        fits = True
+        for i in range(start, start + size):
+            oracle.push(keys[:, :, i].reshape(LAYERS * HEADS, WIDTH))
+            fits = fits and len(oracle.positions) <= budget
+        if not fits:
+            before = [np.array(cache.state[0]) if cache.tokens_kept else None for cache in caches]
+            refused = [mx.array(array[0][None, :, start : start + size]) for array in (keys, values)]
+            with pytest.raises(ValueError, match=f"more than budget {budget}"):
+                caches[0].update_and_fetch(*refused)
+            assert (caches[0].offset, group.position) == (start, start)
+            for cache, stored in zip(caches, before, strict=True):
+                assert stored is None or np.array_equal(np.array(cache.state[0]), stored)
+            return
+        feed(caches, keys, values, [size])
+        assert survivors(caches[0])[0] == oracle.positions
+
+
+def test_what_is_no_block_is_refused_at_once() -> None:
+    (cache,) = build(1, "chunkkv", budget=32)
+    group = cache.group
+    for start, end, name, relevance, message in [
+        (4.5, 20, "a", 0.0, "start 4.5"),
+        (4, "20", "a", 0.0, "end '20'"),
+        (4, None, "a", 0.0, "end None"),
+        (4, 20, 7, 0.0, "7 is not a string"),
+        (4, 20, "a", float("nan"), "relevance nan"),
+        (4, 20, "a", "high", "relevance 'high'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            group.declare(start, end, name, relevance=relevance)  # type: ignore[arg-type]
+    group.declare(np.int64(4), np.int64(20), "a", relevance=np.float32(0.5))
+    rows = mx.zeros((1, 2, 25, 8))
+    cache.update_and_fetch(rows, rows)
+    again = EvictingCache.from_state(cache.state)
+    assert again.group.find("a").relevance == 0.5
+    with pytest.raises(ValueError, match="relevance inf"):
+        group.set_relevance("a", float("inf"))
+
+
+def test_what_was_truncated_was_not_seen() -> None:
+    (cache,) = build(1, "chunkkv", budget=64)
+    rows = mx.random.normal((1, 2, 50, 8))
+    cache.update_and_fetch(rows, rows)
+    for position in (-5, 51, 3.0):
+        with pytest.raises(ValueError, match=f"position: {position}"):
+            cache.group.truncate(position)
+    cache.group.truncate(20)
+    assert (cache.offset, cache.tokens_seen, cache.tokens_kept, cache.compression_ratio) == (20, 20, 20, 1.0)
+
+
+def test_what_nobody_asks_for_does_not_pile_up(tmp_path: Path) -> None:
+    """mlx-lm evaluates logits only while it decodes; the rest of a cache's state must come with them."""
+    nodes = []
+    cache = build(1, "chunkkv", budget=32, stride=4, chunk_size=2)[0]
+    for step in range(300):
+        mx.eval(cache.update_and_fetch(mx.random.normal((1, 2, 1, 8)), mx.full((1, 2, 1, 8), float(step))))
+        if step % 50 == 49:
+            file = tmp_path / "graph.dot"
+            mx.export_to_dot(str(file), *[array for array in cache.state if isinstance(array, mx.array)])
+            nodes.append(file.read_text().count("label"))
+    assert max(nodes) < 100, nodes
+    assert cache.group.positions()[0] == survivors(cache)[0]
+
+
 def test_sliding_windows_and_foreign_states_are_refused_loudly(tiny: Any) -> None:
-    (cache,) = KVCacheBuilder.for_model(FakeLayers(1), KVCacheConfig())
+    (cache,) = KVCacheConfig().build(1)
     with pytest.raises(ValueError, match="window_size"):
         cache.make_mask(5, window_size=3)
     with pytest.raises(ValueError, match="not a state"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import mlx.core as mx
@@ -11,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from veloxquant_mlx.quantizers.chunkkv import chunkkv_trim_to, chunkkv_update, init_chunkkv_state
 
-from kv import KVCacheBuilder, KVCacheConfig
+from kv import KVCacheConfig
 from kv.methods import METHODS
-from tests.kv.feeding import FakeLayers, build, feed, named_values, survivors
+from tests.kv.feeding import build, feed, named_values, survivors
 from tests.kv.oracle import OracleLayer
 
 LAYERS, HEADS, WIDTH = 3, 2, 16
@@ -163,6 +164,47 @@ def test_squeezeattention_moves_budget_from_concentrated_layers() -> None:
     feed(caches, keys, values, [1, 40, 39])
     assert [cache.layer_budget for cache in caches] == budgets
     assert all(cache.layer_budget - 8 <= cache.tokens_kept <= cache.layer_budget for cache in caches)
+
+
+@pytest.mark.parametrize("slices", [[2, 118], [1] * 60, [10, 1, 1, 50]])
+def test_squeezeattention_moves_budgets_however_short_the_first_pass(slices: list[int]) -> None:
+    keys = random_keys(6, 200, layers=4)
+    keys[2, :, ::20, 0] = 12.0
+    caches = build(4, "squeezeattention", budget=40, strength=0.5, recent=4)
+    feed(caches, keys, named_values(keys.shape), slices)
+    budgets = [cache.layer_budget for cache in caches]
+    assert sum(budgets) == 160
+    assert len(set(budgets)) > 1
+
+
+def test_a_copy_of_squeezeattention_moves_its_own_budgets() -> None:
+    first, second = random_keys(8, 80, layers=4), random_keys(9, 80, layers=4)
+    first[1, :, ::20, 0] = second[2, :, ::20, 0] = 12.0
+    caches = build(4, "squeezeattention", budget=40, recent=4)
+    copied = copy.deepcopy(caches)
+    alone = build(4, "squeezeattention", budget=40, recent=4)
+    values = named_values(first.shape)
+    feed(caches, first, values, [80])
+    feed(copied, second, values, [80])
+    feed(alone, second, values, [80])
+    assert [cache.layer_budget for cache in copied] == [cache.layer_budget for cache in alone]
+    assert held(copied) == held(alone)
+    assert [cache.layer_budget for cache in caches] != [cache.layer_budget for cache in alone]
+
+
+def test_squeezeattention_saved_before_its_budgets_moved_is_not_loaded_without() -> None:
+    caches = build(2, "squeezeattention", budget=40, recent=4)
+    feed(caches, random_keys(9, 5, layers=2), np.zeros((2, HEADS, 5, WIDTH), dtype=np.float32), [5])
+    type(caches[0]).from_state(caches[0].state)
+    with pytest.raises(ValueError, match="before its layers' budgets were settled"):
+        type(caches[1]).from_state(caches[1].state)
+
+
+def test_cam_has_nothing_to_fold_into_when_all_leave() -> None:
+    keys = random_keys(10, 20, layers=1)
+    caches = build(1, "cam", budget=4, n_sink=0, recent=0, stride=4)
+    feed(caches, keys, keys, [5, 1, 14])
+    assert 0 < caches[0].tokens_kept <= 4
 
 
 def snapkv_numpy(keys: np.ndarray, budget: int, sinks: int, window: int, kernel: int) -> list[int]:
@@ -348,7 +390,22 @@ def test_budget_sinks_order_and_repeatability(
         ({"method": "squeezeattention", "squeezeattention_strength": 1}, "squeezeattention_strength: 1"),
         ({"method": "snapkv", "snapkv_window": 600}, "snapkv_window: 600"),
         ({"method": "snapkv", "snapkv_kernel": 4}, "snapkv_kernel: 4"),
+        ({"method": "snapkv", "snapkv_stride": 5}, "snapkv_stride: 5 has no meaning"),
         ({"method": "kivi", "kivi_bits": 5}, "kivi_bits: 5"),
+        ({"method": "kivi", "kivi_bits": 8.0}, "kivi_bits: 8.0"),
+        ({"method": "kivi", "kivi_group_size": 32.0}, "kivi_group_size: 32.0"),
+        ({"method": ["h2o"]}, r"method: \['h2o'\]"),
+        ({"method": "cam", "cam_merge": "no"}, "cam_merge: 'no'"),
+        ({"method": "h2o", "h2o_literal": "False"}, "h2o_literal: 'False'"),
+        ({"chunkkv_score": ["attn_mass"]}, r"chunkkv_score: \['attn_mass'\]"),
+        ({"chunkkv_score": "key_norm", "chunkkv_decay": 0.9}, "chunkkv_decay: 0.9 has no meaning"),
+        ({"chunkkv_window": 8}, "chunkkv_window: 8 has no meaning"),
+        ({"chunkkv_score": "observed", "chunkkv_stride": 8}, "chunkkv_stride: 8 has no meaning"),
+        ({"method": "h2o", "h2o_budget": 64, "h2o_stride": 55, "h2o_recent": 40}, "h2o_stride: 55 .* = 20"),
+        (
+            {"method": "squeezeattention", "squeezeattention_budget": 64, "squeezeattention_stride": 30},
+            "squeezeattention_stride: 30 .* = 12",
+        ),
         ({"method": "kivi", "kivi_group_size": 16}, "kivi_group_size: 16"),
         ({"method": "kivi", "kivi_residual": -1}, "kivi_residual: -1"),
         ({"chunkkv_layer_reuse": 0}, "chunkkv_layer_reuse: 0"),
@@ -368,13 +425,15 @@ def test_bad_options_name_the_option_and_value(options: dict[str, Any], message:
 
 
 def test_what_cannot_be_built_is_refused() -> None:
-    with pytest.raises(ValueError, match="slope: 1"):
+    with pytest.raises(ValueError, match="pyramidkv_slope: 1"):
         build(3, "pyramidkv", slope=1.0)
+    with pytest.raises(ValueError, match="pyramidkv_stride: 55 is larger than a layer's budget of 32"):
+        build(3, "pyramidkv", budget=64, stride=55, recent=4)
     with pytest.raises(ValueError, match="h2o_recent: 4 has no meaning"):
         build(3, "h2o", literal=True, recent=4)
     config = KVCacheConfig(method="kivi", head_dim=48)
     with pytest.raises(ValueError, match="group_size: 32 does not divide head_dim 48"):
-        KVCacheBuilder.for_model(FakeLayers(1), config)
+        config.build(1)
 
 
 def test_every_method_says_where_it_stands() -> None:

@@ -224,7 +224,9 @@ def test_the_real_model_goes_on_for_ten_turns_of_many_tokens(case: str) -> None:
     exact = case in ("chunkkv, observed", "streaming_llm")
     right = 0
     for number in range(10):
-        text = f"Question {number}: the ferry to the island leaves at {number + 6} o'clock. " * 4 + "When does it leave?"
+        text = (
+            f"Question {number}: the ferry to the island leaves at {number + 6} o'clock. " * 4 + "When does it leave?"
+        )
         prompt = loaded.tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
         assert len(prompt) > 80
         tokens = 16 if exact else 2

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["chunkkv_budget=96", 'method="pyramidkv", pyramidkv_budget=96, pyramidkv_recent=4'])
-def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+@contextmanager
+def serve(folder: Path, options: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    code = SERVER.replace("METHOD", request.param)
+    code = SERVER.replace("METHOD", options)
     command = [sys.executable, "-c", code, "--model", str(folder), "--port", str(port)]
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -82,9 +83,39 @@ def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
             assert process.poll() is None, (folder / "server.log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.2)
-    yield url
-    process.kill()
-    process.wait()
+    try:
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["chunkkv_budget=96", 'method="pyramidkv", pyramidkv_budget=96, pyramidkv_recent=4'])
+def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    with serve(folder, request.param) as url:
+        yield url
+
+
+def test_requests_that_share_a_system_prompt_learn_nothing_of_each_other(folder: Path) -> None:
+    """The server keeps the system prompt's cache for the next request."""
+
+    def ask(url: str, content: str) -> dict[str, Any]:
+        messages = [
+            {"role": "system", "content": "You are a harbour master. " * 8},
+            {"role": "user", "content": content},
+        ]
+        body = {"messages": messages, "max_tokens": 24, "temperature": 0}
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    with serve(folder, "chunkkv_budget=4096") as url:
+        ask(url, "The password is swordfish. " * 10)
+        second = ask(url, "When does the ferry leave?")
+    with serve(folder, "chunkkv_budget=4096") as url:
+        alone = ask(url, "When does the ferry leave?")
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
+    assert second["choices"][0]["message"] == alone["choices"][0]["message"]
 
 
 def test_ten_turns_of_two_clients(url: str) -> None:
