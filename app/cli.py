@@ -14,7 +14,7 @@ from urllib.parse import quote
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from app.settings import Settings, read_settings
 from kv import blas
@@ -272,9 +272,14 @@ def methods() -> None:
 
     from kv.methods import METHODS
 
-    table = Table("method", "granularity", "trigger", "score", "budget", "options, to be prefixed by the method")
+    table = Table(Column("method", no_wrap=True), "granularity", "trigger", "score", "budget")
     for name, options in METHODS.items():
         axes = options.axes
-        defaults = ", ".join(f"{field.name}={field.default!r}" for field in fields(options))
-        table.add_row(name, axes.granularity, axes.trigger, axes.score, axes.budget, defaults or "none")
-    Console(highlight=False).print(table)
+        table.add_row(name, axes.granularity, axes.trigger, axes.score, axes.budget)
+    console = Console(highlight=False)
+    console.print(table)
+    # Options go below, a line each: a column of them would be cut off in most terminals.
+    console.print("\nOptions and their defaults, as KVCacheConfig takes them:")
+    for name, options in METHODS.items():
+        for field in fields(options):
+            console.print(f"  {name}_{field.name}={field.default!r}", soft_wrap=True)

@@ -14,9 +14,10 @@ import numpy as np
 
 from kv import choosing
 from kv.handout import Handout
+from kv.ledger import Ledger
 from kv.policy import Policy
 from kv.scoring import ObservedAttention
-from kv.units import Unit, UnitTable, check_relevance
+from kv.units import Unit, check_relevance
 
 if TYPE_CHECKING:
     from kv.cache import EvictingCache
@@ -46,24 +47,17 @@ class CacheGroup:
     always holds equally many rows and none is cut to align.
 
     While a stream is nothing but chunks, which of them leave is worked out on the device and never read back. Once
-    blocks are declared, or someone asks for the units, unit tables on the host decide. Both decide the same.
+    the ledger is on the host, its unit tables decide. Both decide the same.
     """
 
     def __init__(self, policy: Policy, *, on_evict: Callable[[Evicted], None] | None = None) -> None:
         self.policy = policy
         self.layers: list[EvictingCache] = []
         self._on_evict = on_evict
-        self._tables = [UnitTable(policy)]
-        # While the device decides, the positions of the rows kept at the last eviction, [lanes, n]; those after them
-        # are the newest. None once the tables decide.
-        self._positions: mx.array | None = mx.zeros((1, 0), dtype=mx.int32)
-        if on_evict is not None or not policy.is_roomy:
-            self._positions = None
+        self._held = Ledger(policy, on_host=on_evict is not None or not policy.is_roomy)
         # Called after each pass, once it is accounted for.
         self.on_settled: Callable[[], None] | None = None
         self._copies: Handout[CacheGroup] = Handout()
-        self._rows = 0
-        self._position = 0
         self._read_many = False
         self._unobserved = False
         self._declared = False
@@ -73,12 +67,12 @@ class CacheGroup:
     @property
     def position(self) -> int:
         """Absolute position of the next token."""
-        return self._position
+        return self._held.position
 
     @property
     def rows(self) -> int:
         """Tokens kept per layer."""
-        return self._rows
+        return self._held.rows
 
     @property
     def nbytes(self) -> int:
@@ -87,21 +81,18 @@ class CacheGroup:
 
     def positions(self) -> list[list[int]]:
         """The position of each kept row, by lane. Waits for the device."""
-        if self._positions is None:
-            return [table.positions() for table in self._tables]
-        kept: list[list[int]] = np.array(self.row_positions).tolist()
-        return kept
+        return self._held.positions()
 
     def units(self) -> list[Unit]:
         """The resident units in position order. Raises ValueError with scope="head", where heads differ."""
-        return list(self._table().units)
+        return list(self._held.table().units)
 
     def scores(self) -> list[float]:
         """The pooled score of each of `units()`. Waits for the device."""
-        table = self._table()
+        table = self._held.table()
         if not table.rows:
             return []
-        self._score(None, self._rows)
+        self._score(None, self.rows)
         return choosing.unit_scores(self.policy, table, np.array(self._lane_scores())[0])
 
     @property
@@ -119,20 +110,15 @@ class CacheGroup:
     @property
     def row_positions(self) -> mx.array | None:
         """The positions of the kept rows, [lanes, rows], while the device has them; None once unit tables do."""
-        if self._positions is None:
-            return None
-        lanes, known = self._positions.shape
-        newest = mx.arange(self._position - (self._rows - known), self._position, dtype=mx.int32)
-        return mx.concatenate([self._positions, mx.broadcast_to(newest, (lanes, newest.shape[0]))], axis=-1)
+        return self._held.row_positions
 
     def books(self) -> dict[str, Any]:
         """What there is to know beside tensors, as JSON-ready values."""
         return {
-            "rows": self._rows,
-            "position": self._position,
+            **self._held.to_builtins(),
             "read_many": self._read_many,
+            "declared": self._declared,
             "unsettled": self.on_settled is not None,
-            "tables": [] if self._positions is not None else [table.to_builtins() for table in self._tables],
         }
 
     @classmethod
@@ -148,13 +134,8 @@ class CacheGroup:
 
         def make() -> CacheGroup:
             group = cls(policy)
-            group._rows, group._position = books["rows"], books["position"]
-            group._read_many = books["read_many"]
-            group._positions = positions
-            if positions is None:
-                group._tables = [UnitTable.from_builtins(policy, table) for table in books["tables"]]
-            else:
-                group._tables = [UnitTable(policy) for _ in range(positions.shape[0])]
+            group._held = Ledger.from_builtins(policy, books, positions)
+            group._read_many, group._declared = books["read_many"], books["declared"]
             return group
 
         shared = _restored.handout.take(layer, layers, make)
@@ -179,29 +160,29 @@ class CacheGroup:
 
     def declare(self, start: int, end: int, block: str, *, pinned: bool = False, relevance: float = 0.0) -> None:
         """Declare positions [start, end), yet to be streamed, as one block. See `UnitTable.declare`."""
-        self._table().declare(start, end, block, pinned=pinned, relevance=relevance)
+        self._held.table().declare(start, end, block, pinned=pinned, relevance=relevance)
         self._declared = True
 
     def open_block(self, block: str, *, at: int | None = None, pinned: bool = False, relevance: float = 0.0) -> None:
         """Start a block of unknown length at position `at`, or here. See `UnitTable.open_block`."""
-        self._table().open_block(block, at=at, pinned=pinned, relevance=relevance)
+        self._held.table().open_block(block, at=at, pinned=pinned, relevance=relevance)
         self._declared = True
 
     def close_block(self) -> None:
         """End the open block."""
-        self._table().close_block()
+        self._held.table().close_block()
 
     def find(self, block: str) -> Unit:
         """The resident unit of a declared block. Raises KeyError if it is not resident."""
-        return self._table().find(block)
+        return self._held.table().find(block)
 
     def pin(self, block: str, pinned: bool) -> None:
         """Pin or unpin a resident block."""
-        self._table().pin(block, pinned)
+        self._held.table().pin(block, pinned)
 
     def set_relevance(self, block: str, relevance: float) -> None:
         """Give a resident block the caller's score. Raises KeyError if it is not resident, or ValueError."""
-        self._table().find(block).relevance = check_relevance(block, relevance)
+        self._held.table().find(block).relevance = check_relevance(block, relevance)
 
     # Streaming
 
@@ -211,9 +192,7 @@ class CacheGroup:
 
     def set_lanes(self, lanes: int) -> None:
         """Give each of `lanes` heads a decision of its own, before anything was stored."""
-        self._tables = [UnitTable(self.policy) for _ in range(lanes)]
-        if self._positions is not None:
-            self._positions = mx.zeros((lanes, 0), dtype=mx.int32)
+        self._held.set_lanes(lanes)
 
     def admit(self, count: int) -> None:
         """Check that a pass of `count` tokens can be stored, before the first layer stores it.
@@ -226,11 +205,11 @@ class CacheGroup:
                 'score "observed": a pass was not shown to the cache; build it with KVCacheBuilder.for_model, or '
                 "call kv.observed.install(model)"
             )
-        if self.policy.trigger != "over_budget" or self._positions is not None:
+        if self.policy.trigger != "over_budget" or not self._held.on_host:
             return
-        if self._rows + count <= self.policy.budget:
+        if self.rows + count <= self.policy.budget:
             return
-        for table in self._tables:
+        for table in self._held.tables:
             table.check_room(count)
 
     def settle(self, count: int) -> None:
@@ -243,19 +222,19 @@ class CacheGroup:
         if isinstance(self.policy.scorer, ObservedAttention):
             self._unobserved = True
             return
-        row, total = self._rows, self._rows + count
+        row, total = self.rows, self.rows + count
         index: mx.array | None = None
         while row < total:
-            if self.policy.must_evict(self._rows, self._position):
+            if self.policy.must_evict(self.rows, self.position):
                 keep = self._evict_least(index, row)
                 if keep is not None:
                     index = keep if index is None else _compose(index, keep)
-            take = min(total - row, self.policy.until_eviction(self._rows, self._position))
+            take = min(total - row, self.policy.until_eviction(self.rows, self.position))
             if index is not None:
                 fresh = mx.arange(row, row + take)
                 index = mx.concatenate([index, mx.broadcast_to(fresh, (*index.shape[:-1], take))], axis=-1)
             row += take
-            self._advance(take)
+            self._held.advance(take)
         if self.policy.trigger == "prefill_end":
             index = self._compress_prompt(count)
         if index is not None:
@@ -266,16 +245,16 @@ class CacheGroup:
     def settle_observed(self, count: int) -> None:
         """Account for a pass of `count` tokens whose queries have scored every row, then evict down to the budget."""
         self._unobserved = False
-        self._advance(count)
+        self._held.advance(count)
         self._shrink()
         if self.on_settled is not None:
             self.on_settled()
 
     def _shrink(self) -> None:
         """Evict what is over the budget now, whatever the stride."""
-        if (wanted := self._rows - self.policy.budget) <= 0:
+        if (wanted := self.rows - self.policy.budget) <= 0:
             return
-        rows = self._rows
+        rows = self.rows
         self._score(None, rows)
         if (keep := self._evict(wanted, None)) is not None:
             self._keep(keep, rows)
@@ -284,16 +263,12 @@ class CacheGroup:
         """Let the rows of `index` be all that is left of the `rows` that are stored."""
         for layer in self.layers:
             layer.keep(index)
-        if self._positions is not None:
-            lanes, known = self._positions.shape
-            newest = mx.arange(self._position - (rows - known), self._position, dtype=mx.int32)
-            stored = mx.concatenate([self._positions, mx.broadcast_to(newest, (lanes, rows - known))], axis=-1)
-            self._positions = mx.take_along_axis(stored, mx.broadcast_to(index, (lanes, index.shape[-1])), axis=-1)
-            self.layers[0].hold(self._positions)
+        if (positions := self._held.keep(index, rows)) is not None:
+            self.layers[0].hold(positions)
 
     def token_scores(self) -> list[mx.array]:
         """What each kept token has earned so far, one [B, H_kv, R] a judging layer."""
-        self._score(None, self._rows)
+        self._score(None, self.rows)
         return [layer.scores for layer in self.judges]
 
     def _score(self, index: mx.array | None, row: int) -> None:
@@ -302,16 +277,13 @@ class CacheGroup:
         index: the rows that are left of the first `row`; None for all of them.
         """
         for layer in self.judges:
-            if new := self._rows - layer.scores.shape[-1]:
+            if new := self.rows - layer.scores.shape[-1]:
                 layer.score_rows(layer.rows_at(index, row), new)
 
     def set_policy(self, policy: Policy) -> None:
         """Go on with another budget; what is too much leaves at once."""
         self.policy = policy
-        if not policy.is_roomy:
-            self._take_tables()
-        for table in self._tables:
-            table.policy = policy
+        self._held.set_policy(policy)
         for layer in self.layers:
             layer.policy = policy
         self._shrink()
@@ -320,7 +292,7 @@ class CacheGroup:
 
     def evict(self, block: str) -> Evicted:
         """Take one resident block out, whatever its score. Raises KeyError, or ValueError if it may not leave."""
-        table = self._table()
+        table = self._held.table()
         unit = table.find(block)
         if unit.pinned or not unit.complete or unit.start < self.policy.n_sink:
             raise ValueError(f"block {block!r} is pinned, unfinished, or holds sinks; it cannot be evicted")
@@ -328,8 +300,8 @@ class CacheGroup:
         score = self.scores()[number]
         begin, end = table.row_spans()[number]
         table.remove(number)
-        self._rows = table.rows
-        index = mx.concatenate([mx.arange(begin), mx.arange(end, end + self._rows - begin)])
+        self._held.rows = table.rows
+        index = mx.concatenate([mx.arange(begin), mx.arange(end, end + self.rows - begin)])
         for layer in self.judges:
             layer.keep_scores(index)
         for layer in self.layers:
@@ -342,13 +314,11 @@ class CacheGroup:
         Scores that those tokens have given to others stay. Raises ValueError if it would cut a finished block, or if
         the position is not one of 0 to the next token's.
         """
-        if not isinstance(position, int) or not 0 <= position <= self._position:
-            raise ValueError(f"position: {position!r} is not a whole number from 0 to {self._position}")
-        table = self._table()
-        self._rows = table.truncate(position)
-        self._position = table.position
+        if not isinstance(position, int) or not 0 <= position <= self.position:
+            raise ValueError(f"position: {position!r} is not a whole number from 0 to {self.position}")
+        self._held.truncate(position)
         for layer in self.layers:
-            layer.truncate(self._rows, self._position)
+            layer.truncate(self.rows, self.position)
 
     def rebase(self, ropes: list[nn.Module]) -> None:
         """Renumber the resident tokens 0, 1, 2, … and rotate their keys to match, one rope module a layer.
@@ -356,21 +326,12 @@ class CacheGroup:
         For streams longer than the model's trained context. Keys are stored rotated; the model's own rope, given
         the change of position as its offset, moves them, so scaled variants stay right.
         """
-        self._score(None, self._rows)
-        table = self._table()
-        deltas = mx.array(table.rebase())
-        self._position = table.position
+        self._score(None, self.rows)
+        deltas = mx.array(self._held.rebase())
         for layer, rope in zip(self.layers, ropes, strict=True):
-            layer.rotate(deltas, rope, self._position)
+            layer.rotate(deltas, rope, self.position)
 
     # Internals
-
-    def _advance(self, take: int) -> None:
-        if self._positions is None:
-            for table in self._tables:
-                table.append(take)
-        self._rows += take
-        self._position += take
 
     def _evict_least(self, index: mx.array | None, row: int) -> mx.array | None:
         """Make room for a stride, or as much of one as can be. Returns which of the kept rows stay, None for all.
@@ -378,7 +339,7 @@ class CacheGroup:
         index: where they are among the first `row` that are stored; None for the same places.
         """
         self._score(index, row)
-        return self._evict(self.policy.overflow(self._rows, self._position), index)
+        return self._evict(self.policy.overflow(self.rows, self.position), index)
 
     def _evict(self, wanted: int, index: mx.array | None) -> mx.array | None:
         """Let whole units of `wanted` tokens or more leave, if they can; see `_evict_least`."""
@@ -389,16 +350,16 @@ class CacheGroup:
             self._fold(index, keep)
         for layer in self.judges:
             layer.keep_scores(keep)
-        self._rows = keep.shape[-1]
+        self._held.rows = keep.shape[-1]
         return keep
 
     def _choose(self, wanted: int) -> mx.array | None:
         """Which rows stay, [n] or [lanes, n]; None for all."""
         scores = self._lane_scores()
-        if self._positions is not None:
-            keep = choosing.on_device(self.policy, scores, self._rows, self._position, wanted)
+        if not self._held.on_host:
+            keep = choosing.on_device(self.policy, scores, self.rows, self.position, wanted)
         else:
-            kept = choosing.on_host(self.policy, np.array(scores), self._tables, wanted, self._report)
+            kept = choosing.on_host(self.policy, np.array(scores), self._held.tables, wanted, self._report)
             if kept is None:
                 return None
             keep = mx.array(kept)
@@ -410,13 +371,13 @@ class CacheGroup:
             self._read_many = True
             return None
         ended, self._read_many = self._read_many, False
-        wanted = self._rows - self.policy.budget
+        wanted = self.rows - self.policy.budget
         if not ended or wanted <= 0:
             return None
         for layer in self.judges:
             # The token that was just made is no part of the prompt, and gives no score; it is the newest and stays.
             layer.scores = mx.pad(
-                self.policy.scorer.score(layer.scores, layer.rows_at(None, self._rows - 1), self._rows - 1),
+                self.policy.scorer.score(layer.scores, layer.rows_at(None, self.rows - 1), self.rows - 1),
                 [(0, 0), (0, 0), (0, 1)],
             )
         keep = self._evict(wanted, None)
@@ -425,10 +386,10 @@ class CacheGroup:
         return keep
 
     def _fold(self, index: mx.array | None, keep: mx.array) -> None:
-        rows = mx.arange(self._rows)
+        rows = mx.arange(self.rows)
         stays = (keep[..., None, :] == rows[:, None]).any(axis=-1).astype(mx.int32)
         # A stable sort: those that leave come first, in order.
-        lost = mx.argsort(stays, axis=-1)[..., : self._rows - keep.shape[-1]]
+        lost = mx.argsort(stays, axis=-1)[..., : self.rows - keep.shape[-1]]
         for layer in self.layers:
             places = (lost, keep) if index is None else (_compose(index, lost), _compose(index, keep))
             layer.fold(*places, lost, keep)
@@ -438,19 +399,6 @@ class CacheGroup:
         if self._on_evict is not None:
             self._on_evict(evicted)
         return evicted
-
-    def _table(self) -> UnitTable:
-        if self.policy.scope == "head":
-            raise ValueError('scope="head" keeps other rows in every head; declared blocks need "layer" or "model"')
-        self._take_tables()
-        return self._tables[0]
-
-    def _take_tables(self) -> None:
-        """Let the host decide from now on. Waits for the device."""
-        if self._positions is not None:
-            for table, kept in zip(self._tables, self.positions(), strict=True):
-                table.restore(kept, self._position)
-            self._positions = None
 
     def _lane_scores(self) -> mx.array:
         """[lanes, R], pooled over what shares a decision."""

@@ -124,7 +124,7 @@ class LiteralGroup(CacheGroup):
     def settle(self, count: int) -> None:
         """Account for the pass of `count` tokens that the layer has just stored, then evict."""
         (layer,) = self.layers
-        stored, total = self._rows, self._rows + count
+        stored, total = self.rows, self.rows + count
         keys = np.array(layer.rows_at(None, total).astype(mx.float32))
         shape = keys.shape[:2]
         keys = keys.reshape(-1, *keys.shape[2:])
@@ -138,9 +138,9 @@ class LiteralGroup(CacheGroup):
         length = min(head.length for head in self._heads)
         index = np.stack([head.cut(length) for head in self._heads])
         layer.scores = mx.array(np.stack([head.scores[:length] for head in self._heads])).reshape(*shape, length)
-        self._rows = length
-        self._position += count
-        if self._rows < total:
+        self._held.rows = length
+        self._held.position += count
+        if length < total:
             layer.keep(mx.array(index))
 
     def _head(self, keys: Floats, scores: Floats) -> LiteralHead:
@@ -157,7 +157,7 @@ class LiteralGroup(CacheGroup):
 
     def books(self) -> dict[str, Any]:
         """What there is to know beside tensors, as JSON-ready values."""
-        return {"literal": self._kind, "rows": self._rows, "position": self._position}
+        return {"literal": self._kind, "rows": self.rows, "position": self.position}
 
     @property
     def host_nbytes(self) -> int:
@@ -170,5 +170,5 @@ class LiteralGroup(CacheGroup):
     ) -> LiteralGroup:
         """The group that had those books; its heads come back with the layer's rows and scores."""
         group = cls(policy, books["literal"])
-        group._rows, group._position = books["rows"], books["position"]
+        group._held.rows, group._held.position = books["rows"], books["position"]
         return group

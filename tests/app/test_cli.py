@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import httpx
 import pytest
 
+from kv.methods import METHODS
 from tests.app.service import COMMAND, Service
 
 pytestmark = [pytest.mark.service, pytest.mark.model]
@@ -204,3 +206,12 @@ def test_an_api_key_guards_everything_but_probes_and_the_page(tmp_path: Path) ->
     assert service.run("search", "x").returncode == 0
     assert "Authorization" in run("search", "x", "--url", service.url).stderr
     service.stop()
+
+
+def test_bench_methods_shows_every_option_in_a_narrow_terminal() -> None:
+    shown = run("bench", "methods", COLUMNS="60")
+    assert shown.returncode == 0, shown.stderr
+    assert "…" not in shown.stdout
+    for name, options in METHODS.items():
+        for field in fields(options):
+            assert f"  {name}_{field.name}={field.default!r}\n" in shown.stdout

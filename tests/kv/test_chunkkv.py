@@ -324,7 +324,7 @@ def tiny_family(family: str, **options: Any) -> Any:
     common = {
         "model_type": family, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 64, "vocab_size": 100,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 512, "tie_word_embeddings": True,
     }  # fmt: skip
     mx.random.seed(0)
     return module.Model(module.ModelArgs.from_dict({**common, **options}))
