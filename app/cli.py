@@ -272,7 +272,8 @@ def methods() -> None:
 
     from kv.methods import METHODS
 
-    table = Table(Column("method", no_wrap=True), "granularity", "trigger", "score", "budget")
+    headings = ("granularity", "trigger", "score", "budget")
+    table = Table(Column("method", no_wrap=True), *(Column(heading, overflow="fold") for heading in headings))
     for name, options in METHODS.items():
         axes = options.axes
         table.add_row(name, axes.granularity, axes.trigger, axes.score, axes.budget)

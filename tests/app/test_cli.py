@@ -209,7 +209,7 @@ def test_an_api_key_guards_everything_but_probes_and_the_page(tmp_path: Path) ->
 
 
 def test_bench_methods_shows_every_option_in_a_narrow_terminal() -> None:
-    shown = run("bench", "methods", COLUMNS="60")
+    shown = run("bench", "methods", COLUMNS="80")
     assert shown.returncode == 0, shown.stderr
     assert "…" not in shown.stdout
     for name, options in METHODS.items():
