@@ -24,6 +24,7 @@ from kv.group import CacheGroup
 from kv.literal import LiteralGroup
 from kv.masks import full_attention_mask
 from kv.policy import Policy
+from kv.rotation import moved
 from kv.scoring import ObservedAttention
 
 _STEP = 64
@@ -204,6 +205,23 @@ class EvictingCache:
             return self.keys[..., :end, :]
         return _take(self.keys, index)
 
+    def lift(self, begin: int, end: int) -> tuple[mx.array, mx.array]:
+        """Copies of the keys and values of rows [begin, end)."""
+        assert self.keys is not None
+        assert self.values is not None
+        return mx.contiguous(self.keys[..., begin:end, :]), mx.contiguous(self.values[..., begin:end, :])
+
+    def insert(self, keys: mx.array, values: mx.array) -> None:
+        """Store rows that no pass has made, as those of the next tokens. keys: rotated to their positions."""
+        self._check(keys, values)
+        count = keys.shape[2]
+        self._append(keys, values)
+        self.offset += count
+        self.tokens_seen += count
+        if self.observes:
+            # Nobody has looked at them yet; other scores are worked out when they are asked for.
+            self.scores = mx.pad(self.scores, [(0, 0), (0, 0), (0, count)])
+
     def score_rows(self, keys: mx.array, new: int) -> None:
         """Let the last `new` rows of `keys` earn and give scores."""
         self.scores = self.policy.scorer.score(self.scores, keys, new)
@@ -261,13 +279,7 @@ class EvictingCache:
     def rotate(self, deltas: mx.array, rope: nn.Module, position: int) -> None:
         """Move row i's key by deltas[i] positions; the next token is at `position`. deltas: [rows] int."""
         assert self.keys is not None
-        batch, heads, _, width = self.keys.shape
-        # Tokens in the batch axis: rope takes one offset a batch row.
-        keys = self.keys[..., : self._rows, :].transpose(2, 0, 1, 3).reshape(-1, batch * heads, 1, width)
-        # Some ropes (YaRN) scale what they rotate; keys have been scaled once, and position 0 shows by how much.
-        keys = keys / rope(mx.ones((1, 1, 1, width), dtype=keys.dtype), offset=0)
-        moved = rope(keys, offset=deltas).reshape(-1, batch, heads, width).transpose(1, 2, 0, 3)
-        self.keys = mx.contiguous(moved)
+        self.keys = moved(self.keys[..., : self._rows, :], deltas, rope)
         self.values = mx.contiguous(self.values[..., : self._rows, :]) if self.values is not None else None
         self.offset = position
 

@@ -13,9 +13,11 @@ import mlx.nn as nn
 import numpy as np
 
 from kv import choosing
+from kv.blockkv import BlockKV
 from kv.handout import Handout
 from kv.ledger import Ledger
 from kv.policy import Policy
+from kv.rotation import moved
 from kv.scoring import ObservedAttention
 from kv.units import Unit, check_relevance
 
@@ -307,6 +309,32 @@ class CacheGroup:
         for layer in self.layers:
             layer.keep(index)
         return self._report(unit, score, 0)
+
+    def lift(self, block: str) -> BlockKV:
+        """A copy of a resident block's K/V. Raises KeyError if it is not resident whole."""
+        table = self._held.table()
+        unit = table.find(block)
+        if not unit.complete:
+            raise KeyError(block)
+        begin, end = table.row_spans()[table.units.index(unit)]
+        rows = [layer.lift(begin, end) for layer in self.layers]
+        return BlockKV(unit.start, [keys for keys, _ in rows], [values for _, values in rows])
+
+    def insert(self, kv: BlockKV, ropes: list[nn.Module]) -> None:
+        """Store a block's rows as those of the next tokens, without a pass: its keys are rotated to where they come.
+
+        Where the block was declared, or begun, before. ropes: one rope module a layer.
+        Raises ValueError if there is no room for it, or it is not of this model.
+        """
+        if self.rows + kv.tokens > self.policy.budget:
+            room = self.policy.budget - self.rows
+            raise ValueError(f"{kv.tokens} tokens to insert, room for {room} in budget {self.policy.budget}")
+        if len(kv.keys) != len(self.layers):
+            raise ValueError(f"K/V of {len(kv.keys)} layers, the model has {len(self.layers)}")
+        deltas = mx.full((kv.tokens,), self.position - kv.start, dtype=mx.int32)
+        for layer, keys, values, rope in zip(self.layers, kv.keys, kv.values, ropes, strict=True):
+            layer.insert(moved(keys, deltas, rope), values)
+        self._held.advance(kv.tokens)
 
     def truncate(self, position: int) -> None:
         """Forget every token from `position` on, as if it had not been streamed.

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import make_sampler
 
+from kv.blockkv import BlockKV
 from kv.builder import KVCacheBuilder
 from kv.cache import EvictingCache
 from kv.config import KVCacheConfig
@@ -170,6 +171,36 @@ class Session:
             self._forward(list(rest))
             mx.eval([cache.arrays for cache in self._caches])
         self._group.close_block()
+
+    # Without a pass
+
+    def lift(self, block: str) -> BlockKV:
+        """A copy of a resident block's K/V, to `insert` later. Raises KeyError if it is not resident whole."""
+        kv = self._group.lift(block)
+        mx.eval(kv.keys, kv.values)
+        return kv
+
+    def insert(self, block: NewBlock, kv: BlockKV, *, recompute: int = 0) -> None:
+        """Put a block in again, at the end of the stream, without a pass over its tokens.
+
+        kv: what `lift` gave, from a session of the same model. recompute: first tokens of it that are read anew, so
+            that they see what the stream holds before them (EPIC, arXiv:2410.15332).
+
+        Raises ValueError, before anything has changed, if there is no room or `kv` is not of such a block.
+        """
+        if kv.tokens != len(block.tokens):
+            raise ValueError(f"block {block.id!r}: K/V of {kv.tokens} tokens for {len(block.tokens)}")
+        if kv.tokens > self.room:
+            raise ValueError(f"{kv.tokens} tokens to insert, room for {self.room} in budget {self.budget}")
+        recompute = min(recompute, kv.tokens)
+        self._stay_in_context(kv.tokens)
+        position = self._group.position
+        self._group.declare(position, position + kv.tokens, block.id, pinned=block.pinned)
+        if recompute:
+            self._forward(list(block.tokens[:recompute]))
+        if rest := kv.after(recompute):
+            self._group.insert(rest, self.model.ropes)
+        mx.eval([cache.arrays for cache in self._caches])
 
     def rewind(self, block: str) -> None:
         """Forget a block and everything streamed after it. Raises KeyError if it is not resident."""

@@ -1,0 +1,71 @@
+"""The K/V of one block outside any cache: what is lifted out of a stream, kept, and put into one again."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+
+@dataclass(frozen=True)
+class BlockKV:
+    """A block's keys and values in every layer.
+
+    start: the position that its first key was rotated to. keys, values: a [1, H_kv, n, D] a layer.
+    """
+
+    start: int
+    keys: list[mx.array]
+    values: list[mx.array]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the block."""
+        return int(self.keys[0].shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(array.nbytes for array in (*self.keys, *self.values))
+
+    def after(self, count: int) -> BlockKV | None:
+        """The same without its first `count` tokens; None if that is all of them."""
+        if count >= self.tokens:
+            return None
+        keys, values = ([array[..., count:, :] for array in arrays] for arrays in (self.keys, self.values))
+        return BlockKV(self.start + count, keys, values)
+
+    def save(self, path: Path, name: str) -> str:
+        """Write a safetensors file that says whose K/V it is. Returns the file's checksum."""
+        arrays = dict(tree_flatten({"keys": self.keys, "values": self.values}))
+        about = {"name": name, "start": str(self.start), "layers": str(len(self.keys))}
+        mx.save_safetensors(str(path), arrays, about)
+        return checksum(path)
+
+    @classmethod
+    def load(cls, path: Path, name: str, expected: str) -> BlockKV:
+        """Read what `save` wrote, checked whole before anything of it is used.
+
+        Raises OSError if there is no such file, ValueError if it is not the one that was saved, or of another name.
+        """
+        if (found := checksum(path)) != expected:
+            raise ValueError(f"{path.name}: checksum {found}, not {expected}")
+        arrays: dict[str, mx.array]
+        about: dict[str, str]
+        arrays, about = mx.load(str(path), return_metadata=True)  # type: ignore[assignment]
+        if about.get("name") != name:
+            raise ValueError(f"{path.name}: holds {about.get('name')!r}, not {name!r}")
+        layers = range(int(about["layers"]))
+        keys, values = ([arrays[f"{kind}.{layer}"] for layer in layers] for kind in ("keys", "values"))
+        # Now, not when they are first used: the file may be gone by then.
+        mx.eval(keys, values)
+        return cls(int(about["start"]), keys, values)
+
+
+def checksum(path: Path) -> str:
+    """BLAKE2b of a file's bytes, 128 bits as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
