@@ -13,13 +13,13 @@ import msgspec
 import sqlite_utils
 from sqlite_utils.migrations import Migrations
 
-from app.events import Eviction
+from app.events import Eviction, Recall
 from ingest.jobs import now
 
 migrations = Migrations("audit")
 
 KINDS = ("system", "question", "answer", "prose", "code", "table", "list")
-STATES = ("resident", "dropped")
+STATES = ("resident", "offloaded", "dropped")
 REASONS = ("room_for_turn", "room_for_answer", "document_deleted")
 
 _TABLES = """
@@ -59,10 +59,34 @@ CREATE INDEX compression_of_session ON compression (session_id, seq);
 """
 
 
+_BANK_TABLES = """
+ALTER TABLE blocks ADD COLUMN bank_key TEXT;
+CREATE INDEX blocks_in_bank ON blocks (bank_key) WHERE bank_key IS NOT NULL;
+CREATE TABLE recalls (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, turn_id TEXT NOT NULL,
+    block_id TEXT NOT NULL, kind TEXT NOT NULL, document_id TEXT, passage_id TEXT, tokens INTEGER NOT NULL,
+    origin TEXT NOT NULL, recomputed INTEGER NOT NULL, seconds REAL NOT NULL,
+    resident_before INTEGER NOT NULL, resident_after INTEGER NOT NULL, created_at TEXT NOT NULL
+);
+CREATE INDEX recalls_of_session ON recalls (session_id, seq);
+CREATE TABLE moves (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, bank_key TEXT NOT NULL, document_id TEXT NOT NULL,
+    tokens INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL, target TEXT NOT NULL, reason TEXT NOT NULL,
+    blocks_dropped INTEGER NOT NULL, created_at TEXT NOT NULL
+)
+"""
+
+
 @migrations()
 def create_tables(db: sqlite_utils.Database) -> None:
     # One by one: executescript would commit the migration's transaction first.
     for statement in _TABLES.split(";"):
+        db.execute(statement)
+
+
+@migrations()
+def create_bank_tables(db: sqlite_utils.Database) -> None:
+    for statement in _BANK_TABLES.split(";"):
         db.execute(statement)
 
 
@@ -86,7 +110,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
 class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A block of a session. score: attention earned, as of its last turn.
 
-    state: "resident" (the session holds it: its K/V is in memory, or is read again at the next message) or "dropped".
+    state: "resident" (the session holds it: its K/V is in memory, or is read again at the next message), "offloaded"
+        (its K/V waits outside the cache and can be recalled) or "dropped".
     kind: "system", "question", "answer", or the kind of a passage. turn: number of its turn, 0 for the system prompt.
     """
 
@@ -106,16 +131,39 @@ class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its tokens: what a session is rebuilt from."""
+    """A block with its tokens: what a session is rebuilt from. bank_key: under what the bank has its K/V."""
 
     record: BlockRecord
     token_ids: list[int]
+    bank_key: str | None = None
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """K/V in the bank that went down a tier.
+
+    source: "memory" or "disk". target: "disk" or "dropped". bytes: what it took.
+    reason: "memory_cap", "disk_cap", "stopping" (the process ended), "document_deleted", "damaged" (its file was not
+        what had been written) or "unwritable" (the disk refused it).
+    blocks_dropped: blocks of sessions that could have been recalled until then.
+    """
+
+    id: str
+    bank_key: str
+    document_id: str
+    tokens: int
+    bytes: int
+    source: str
+    target: str
+    reason: str
+    blocks_dropped: int
+    created_at: str
 
 
 class CompressionPoint(msgspec.Struct, frozen=True, kw_only=True):
     """The cache at one moment. compression_ratio: seen / resident.
 
-    phase: "prefill" (passages came), "eviction", "turn_end", or "rolled_back" (the process had stopped in a turn).
+    phase: "prefill" (passages were read), "recall", "eviction", "turn_end", or "rolled_back" (the process had stopped
+        in a turn).
     """
 
     turn_id: str
@@ -258,6 +306,7 @@ def insert_blocks(db: sqlite_utils.Database, session_id: str, blocks: Sequence[S
             **msgspec.to_builtins(block.record),
             "session_id": session_id,
             "token_ids": pack(block.token_ids),
+            "bank_key": block.bank_key,
         }
         for block in blocks
     )
@@ -271,6 +320,47 @@ def insert_eviction(db: sqlite_utils.Database, eviction: Eviction, point: Compre
         [eviction.outcome, eviction.score, eviction.created_at, eviction.block_id],
     )
     insert_point(db, eviction.session_id, point)
+
+
+def insert_come(db: sqlite_utils.Database, session_id: str, block_id: str, new: StoredBlock | None) -> None:
+    """Record that a block came, at the end of the stream. new: it, if the session never held it."""
+    if new is not None:
+        insert_blocks(db, session_id, [new])
+        return
+    db.execute(
+        """UPDATE blocks SET state = 'resident', evicted_at = NULL, seq = (SELECT max(seq) + 1 FROM blocks)
+           WHERE id = ?""",
+        [block_id],
+    )
+
+
+def insert_recall(db: sqlite_utils.Database, recall: Recall, point: CompressionPoint, new: StoredBlock | None) -> None:
+    """Record that a block came back, at the end of the stream, and the cache figures after it.
+
+    new: the block, if the session never held it.
+    """
+    insert_come(db, recall.session_id, recall.block_id, new)
+    db.table("recalls").insert(msgspec.to_builtins(recall))
+    insert_point(db, recall.session_id, point)
+
+
+def insert_move(db: sqlite_utils.Database, move: Move) -> None:
+    """Record that K/V went down a tier, and what that means for blocks that could have been recalled."""
+    dropped = 0
+    if move.target == "dropped":
+        where = "bank_key = ? AND state = 'offloaded'"
+        (dropped,) = _one(db, f"SELECT count(*) FROM blocks WHERE {where}", [move.bank_key])
+        db.execute(f"UPDATE blocks SET state = 'dropped' WHERE {where}", [move.bank_key])
+    db.table("moves").insert({**msgspec.to_builtins(move), "blocks_dropped": dropped})
+
+
+def drop_offloaded(db: sqlite_utils.Database, kept: Sequence[str]) -> int:
+    """Mark blocks as dropped whose K/V did not outlive the last process. kept: keys that did. Returns how many."""
+    keys = json.dumps(list(kept))
+    where = "state = 'offloaded' AND bank_key NOT IN (SELECT value FROM json_each(?))"
+    (dropped,) = _one(db, f"SELECT count(*) FROM blocks WHERE {where}", [keys])
+    db.execute(f"UPDATE blocks SET state = 'dropped' WHERE {where}", [keys])
+    return int(dropped)
 
 
 def insert_point(db: sqlite_utils.Database, session_id: str, point: CompressionPoint) -> None:

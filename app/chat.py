@@ -8,13 +8,13 @@ from http import HTTPStatus
 
 from app import audit
 from app.audit import SessionRecord
+from app.changes import Candidate, TurnRequest
 from app.engine import Engine, TurnHandle
 from app.live import new_block
 from app.problems import Problem, invalid
 from app.requests import AskBody, SessionBody
 from app.settings import Settings
 from app.store import Store
-from app.turn import Candidate, TurnRequest
 from ingest.database import Database
 from ingest.errors import NotFound
 from ingest.jobs import new_id
@@ -88,6 +88,10 @@ class ChatService:
             await handle.wait()
         await asyncio.wrap_future(self._engine.forget(session_id))
         await asyncio.wrap_future(self._database.write(lambda db: audit.delete_session(db, session_id)))
+
+    async def forget_document(self, document_id: str) -> None:
+        """Drop the K/V of a document that has been deleted. Sessions evict its blocks at their next message."""
+        await asyncio.wrap_future(self._engine.forget_document(document_id))
 
     async def cancel(self, session_id: str) -> bool:
         """Stop the session's turn and wait until it has. Returns whether there was one. Raises NotFound."""

@@ -8,21 +8,27 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
 from app import audit
+from app.audit import Move
+from app.bank import Bank
+from app.changes import TurnRequest
 from app.events import Done, Event, Failed
 from app.live import LiveSessions
 from app.plan import DoesNotFit
 from app.problems import as_problem
 from app.store import Store
-from app.turn import Turn, TurnRequest
+from app.tiers import Moved, TieredStore
+from app.turn import Turn
 from ingest.database import Database
+from ingest.jobs import new_id, now
 from kv.model import LoadedModel
 
 T = TypeVar("T")
@@ -107,6 +113,16 @@ class _Call:
     future: Future[Any] = field(default_factory=Future)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BankLimits:
+    """Where the passage bank keeps its files, and how much; see `Settings`."""
+
+    folder: Path
+    memory_bytes: int
+    disk_bytes: int
+    recompute: int
+
+
 class Engine:
     """The MLX thread and what lives on it.
 
@@ -120,15 +136,18 @@ class Engine:
         *,
         prefill_step: int,
         max_kv_bytes: int,
+        bank: BankLimits,
     ) -> None:
         self.loaded: Future[LoadedModel] = Future()
         self._load = load
         self._database = database
         self._prefill_step = prefill_step
         self._max_kv_bytes = max_kv_bytes
+        self._bank_limits = bank
         self._inbox: queue.SimpleQueue[TurnHandle | _Call | None] = queue.SimpleQueue()
         self._running: dict[TurnHandle, _Running] = {}
         self._sessions: LiveSessions | None = None
+        self._bank: Bank | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._thread.start()
 
@@ -139,6 +158,14 @@ class Engine:
     def forget(self, session_id: str) -> Future[None]:
         """Free a session's K/V; it is rebuilt from its blocks when it is next asked something."""
         return self._call(lambda: self._live().drop(session_id))
+
+    def forget_document(self, document_id: str) -> Future[None]:
+        """Drop a document's K/V from the bank."""
+        return self._call(lambda: self._bank.remove_document(document_id) if self._bank else None)
+
+    def keep_documents(self, known: Set[str]) -> Future[None]:
+        """Drop K/V from the bank that is of none of these documents."""
+        return self._call(lambda: self._bank.store.keep_documents(known) if self._bank else None)
 
     def figures(self) -> Future[dict[str, int]]:
         """Sessions in memory, their K/V bytes, and the turns at work."""
@@ -171,13 +198,36 @@ class Engine:
         self._sessions = LiveSessions(
             model, Store(self._database), prefill_step=self._prefill_step, max_bytes=self._max_kv_bytes
         )
+        limits = self._bank_limits
+        store = TieredStore(
+            limits.folder, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, on_move=self._note_move
+        )
+        self._bank = Bank(model, store, prefill_step=self._prefill_step, recompute=limits.recompute)
+        kept = store.keys
+        self._database.write(lambda db: audit.drop_offloaded(db, kept))
         self.loaded.set_result(model)
         stopping = False
         while not (stopping and not self._running):
             stopping = self._take_in(block=not self._running) or stopping
             for handle, running in list(self._running.items()):
-                running.turn.cancelled = handle.cancelled or stopping
+                running.turn.changes.cancelled = handle.cancelled or stopping
                 self._step(handle, running)
+        store.close()
+
+    def _note_move(self, moved: Moved) -> None:
+        move = Move(
+            id=new_id("mov"),
+            bank_key=moved.key,
+            document_id=moved.document_id,
+            tokens=moved.tokens,
+            bytes=moved.nbytes,
+            source=moved.source,
+            target=moved.target,
+            reason=moved.reason,
+            blocks_dropped=0,
+            created_at=now(),
+        )
+        self._database.write(lambda db: audit.insert_move(db, move))
 
     def _take_in(self, block: bool) -> bool:
         """Start what waits in the inbox. Returns True when it says to stop."""
@@ -201,7 +251,8 @@ class Engine:
         request = handle.request
         try:
             live = self._live().get(request.session)
-            turn = Turn(request=request, live=live, database=self._database, emit=handle.put)
+            assert self._bank is not None
+            turn = Turn(request, live, self._bank, self._database, handle.put)
             self._running[handle] = _Running(turn, turn.run())
             self._shrink()
         except Exception as error:

@@ -12,7 +12,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """A retrieved passage and what the turn does with it.
 
-    state: "resident" (already in the cache), "streamed" (prefilled now) or "skipped" (no room under the budget).
+    state: "resident" (already in the cache), "recalled" (its K/V waited outside and is put in without a forward pass),
+        "streamed" (read by the model now) or "skipped" (no room under the budget).
     score: retrieval's, larger is better. tokens: as a whole message of the chat template.
     """
 
@@ -24,7 +25,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     score: float
     tokens: int
-    state: Literal["resident", "streamed", "skipped"]
+    state: Literal["resident", "recalled", "streamed", "skipped"]
 
 
 class Retrieval(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,8 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
 
     step: answer tokens made before it left. score: attention it had earned. rank: its place, from 1, among all that
     could leave when the turn was planned. resident_before, resident_after: tokens in the cache. bytes_freed: of K/V.
-    reason: "room_for_turn", "room_for_answer" or "document_deleted". outcome: "dropped".
+    reason: "room_for_turn", "room_for_answer" or "document_deleted". outcome: "offloaded" (its K/V waits outside the
+    cache and can be recalled) or "dropped".
     """
 
     event: ClassVar[str] = "eviction"
@@ -79,11 +81,35 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
 
 
+class Recall(msgspec.Struct, frozen=True, kw_only=True):
+    """The audit row of one block that came into the cache without being read, as it stands in SQLite.
+
+    origin: the tier its K/V waited in, "memory" or "disk". recomputed: its first tokens, which were read anew all the
+    same. seconds: to fetch its K/V and put it in. resident_before, resident_after: tokens in the cache.
+    """
+
+    event: ClassVar[str] = "recall"
+    id: str
+    session_id: str
+    turn_id: str
+    block_id: str
+    kind: str
+    document_id: str | None
+    passage_id: str | None
+    tokens: int
+    origin: str
+    recomputed: int
+    seconds: float
+    resident_before: int
+    resident_after: int
+    created_at: str
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the turn.
 
-    prompt_tokens: in the cache when the answer began, of which cached_tokens were there before and prefilled_tokens
-    were read now. completion_tokens: of the answer's text.
+    prompt_tokens: in the cache when the answer began, of which cached_tokens were there before or were recalled, and
+    prefilled_tokens were read now. completion_tokens: of the answer's text.
     """
 
     prompt_tokens: int
@@ -139,4 +165,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     problem: dict[str, Any]
 
 
-Event = Retrieval | Prefill | Token | Eviction | Done | Failed
+Event = Retrieval | Prefill | Token | Eviction | Recall | Done | Failed

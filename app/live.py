@@ -17,15 +17,20 @@ from kv.session import NewBlock, Session
 class LiveSession:
     """One session on the MLX thread.
 
-    blocks: resident blocks in stream order, by id. seen_tokens: tokens of all blocks there ever were.
-    stale: blocks that SQLite calls resident but that are not in the cache yet.
+    system: tokens of the system prompt. blocks: resident blocks in stream order, by id. seen_tokens: tokens of all
+    blocks there ever were. stale: blocks that SQLite calls resident but that are not in the cache yet.
+    bank_keys: under what the bank keeps the K/V of resident passages, by block. offloaded: blocks that left and can be
+    recalled, by passage.
     """
 
     record: SessionRecord
     cache: Session
+    system: list[int]
     blocks: dict[str, BlockRecord]
     seen_tokens: int
     stale: dict[str, list[int]] = field(default_factory=dict)
+    bank_keys: dict[str, str] = field(default_factory=dict)
+    offloaded: dict[str, BlockRecord] = field(default_factory=dict)
     used_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -77,9 +82,16 @@ class LiveSessions:
                     prefill_step=self._prefill_step,
                     score="key_norm" if record.score == "key_norm" else "attn_mass",
                 ),
+                system=next(block.token_ids for block in stored if block.record.kind == "system"),
                 blocks={block.record.id: block.record for block in stored},
                 seen_tokens=record.seen_tokens,
                 stale={block.record.id: block.token_ids for block in stored},
+                bank_keys={block.record.id: block.bank_key for block in stored if block.bank_key},
+                offloaded={
+                    block.record.passage_id: block.record
+                    for block in self._store.offloaded(record.id)
+                    if block.record.passage_id
+                },
             )
         session.used_at = time.monotonic()
         self._sessions[record.id] = session
@@ -108,6 +120,7 @@ def new_block(
     turn_id: str | None = None,
     turn: int = 0,
     passage: StoredPassage | None = None,
+    bank_key: str | None = None,
 ) -> StoredBlock:
     """A resident block as it is recorded. passage: where it is from, if it is one."""
     record = BlockRecord(
@@ -125,4 +138,4 @@ def new_block(
         created_at=now(),
         evicted_at=None,
     )
-    return StoredBlock(record=record, token_ids=token_ids)
+    return StoredBlock(record=record, token_ids=token_ids, bank_key=bank_key)

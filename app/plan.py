@@ -1,4 +1,4 @@
-"""The plan of a turn: what stays, what is streamed, what leaves and in which order. Plain values, no tensors.
+"""The plan of a turn: what stays, what comes and how, what leaves and in which order. Plain values, no tensors.
 
 Relevance leads: what retrieval asked for now stays longest, then the last exchange, then the rest by the attention it
 has earned. A question and its answer leave together, so that the conversation stays well-formed.
@@ -27,11 +27,15 @@ class Held:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A retrieved passage, best first in its list. tokens: as a whole message. block: its name if it is streamed."""
+    """A retrieved passage, best first in its list.
+
+    tokens: as a whole message. block: its name if it comes. stored: whether its K/V waits outside the cache.
+    """
 
     passage_id: str
     tokens: int
     block: str
+    stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,15 @@ class Leaving:
 class Plan:
     """What a turn will do.
 
-    resident, stream, skipped: passage ids of the wanted, by what happens to them, in the order wanted.
+    resident, recall, stream, skipped: passage ids of the wanted, by what happens to them, in the order wanted:
+        in the cache already, put into it without a forward pass, read by the model, or left out for want of room.
     evict: what leaves before anything is streamed. reserve: what leaves next, should the answer need more room.
     max_tokens: most tokens the answer may have.
     """
 
     max_tokens: int
     resident: list[str] = field(default_factory=list)
+    recall: list[str] = field(default_factory=list)
     stream: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     evict: list[Leaving] = field(default_factory=list)
@@ -99,7 +105,10 @@ def plan_turn(
             plan.skipped.append(passage.passage_id)
             continue
         room -= passage.tokens
-        (plan.resident if passage.passage_id in by_passage else plan.stream).append(passage.passage_id)
+        if passage.passage_id in by_passage:
+            plan.resident.append(passage.passage_id)
+        else:
+            (plan.recall if passage.stored else plan.stream).append(passage.passage_id)
 
     if max_tokens is None:
         # An answer of no stated length must not push out the passages it is drawn from.
@@ -107,20 +116,19 @@ def plan_turn(
         plan = replace(plan, max_tokens=min(most, budget - fixed - used))
 
     kept = sum(block.tokens for block in held)
-    streamed = sum(p.tokens for p in wanted if p.passage_id in plan.stream)
+    coming = [passage for passage in wanted if passage.passage_id in (*plan.recall, *plan.stream)]
     # The answer's first token is fed before its room can be asked for.
-    missing = kept + streamed + question_tokens + answer_overhead + 1 - budget
+    missing = kept + sum(p.tokens for p in coming) + question_tokens + answer_overhead + 1 - budget
     for leaving in _order(held, plan.resident):
         if missing > 0:
             plan.evict.append(leaving)
             missing -= leaving.tokens
         else:
             plan.reserve.append(leaving)
-    # Passages that are streamed now may leave too, worst first, but last of all.
+    # Passages that come now may leave too, worst first, but last of all.
     ranks = len(plan.evict) + len(plan.reserve)
-    streamed_last = [passage for passage in reversed(wanted) if passage.passage_id in plan.stream]
     plan.reserve.extend(
-        Leaving((passage.block,), passage.tokens, ranks + i) for i, passage in enumerate(streamed_last, start=1)
+        Leaving((passage.block,), passage.tokens, ranks + i) for i, passage in enumerate(reversed(coming), start=1)
     )
     return plan
 

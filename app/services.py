@@ -11,7 +11,7 @@ import structlog
 
 from app import audit
 from app.chat import ChatService
-from app.engine import Engine
+from app.engine import BankLimits, Engine
 from app.problems import Problem
 from app.settings import Settings
 from app.store import Store
@@ -109,8 +109,16 @@ class Boot:
             self._audit,
             prefill_step=settings.prefill_step,
             max_kv_bytes=settings.kv_memory_mb * 1_000_000,
+            bank=BankLimits(
+                folder=settings.folder / "bank",
+                memory_bytes=settings.bank_memory_mb * 1_000_000,
+                disk_bytes=settings.bank_disk_mb * 1_000_000,
+                recompute=settings.bank_recompute,
+            ),
         )
         model = await asyncio.wrap_future(self._engine.loaded)
         library = await asyncio.to_thread(Library, self._documents, model.codec.count, settings.passage_tokens)
+        known = await asyncio.to_thread(library.document_ids)
+        await asyncio.wrap_future(self._engine.keep_documents(known))
         chat = ChatService(settings, model, self._engine, self._audit, library)
         return Services(settings=settings, model=model, chat=chat, library=library, store=chat.store)

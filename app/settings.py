@@ -20,6 +20,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     folder or a hub name. api_key: the bearer token that requests must carry; None asks for none.
     budget_tokens: default KV budget of a session, in tokens per layer. prefill_step: most tokens of a forward pass.
     kv_memory_mb: KV caches of idle sessions beyond this are dropped, oldest first, and rebuilt when needed.
+    bank_memory_mb, bank_disk_mb: K/V of passages kept for reuse by all sessions, in memory and then on disk; 0 turns a
+    tier off, and both at 0 make every session read its passages itself. bank_recompute: first tokens of a passage from
+    the bank that a session reads anew, behind what it holds.
     passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one request's body.
     max_turns: turns worked on at once; more are answered 503. blas: see `kv.blas`.
     log_level: debug, info, warning or error. log_format: auto (text on a terminal, else JSON), text or json.
@@ -33,6 +36,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     budget_tokens: int = 2048
     prefill_step: int = 256
     kv_memory_mb: int = 2048
+    bank_memory_mb: int = 512
+    bank_disk_mb: int = 4096
+    bank_recompute: int = 0
     passage_tokens: int = 192
     max_upload_mb: int = 20
     max_turns: int = 16
@@ -46,6 +52,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "budget_tokens": (64, 1_000_000),
             "prefill_step": (1, 8192),
             "kv_memory_mb": (1, 1_000_000),
+            "bank_memory_mb": (0, 1_000_000),
+            "bank_disk_mb": (0, 10_000_000),
+            "bank_recompute": (0, 2048),
             "passage_tokens": (16, 2048),
             "max_upload_mb": (1, 1024),
             "max_turns": (1, 256),

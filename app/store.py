@@ -16,11 +16,12 @@ from app.audit import (
     STATES,
     BlockRecord,
     CompressionPoint,
+    Move,
     SessionRecord,
     StoredBlock,
     unpack,
 )
-from app.events import Eviction
+from app.events import Eviction, Recall
 from ingest.database import Database, Page, decode_cursor, encode_cursor
 from ingest.errors import InvalidInput, NotFound
 
@@ -109,7 +110,14 @@ class Store:
     def resident(self, session_id: str) -> list[StoredBlock]:
         """The blocks a session is rebuilt from, in stream order."""
         rows = self._rows("SELECT * FROM blocks WHERE session_id = ? AND state = 'resident' ORDER BY seq", [session_id])
-        return [StoredBlock(record=_struct(row, BlockRecord), token_ids=unpack(row["token_ids"])) for row in rows]
+        return [_stored_block(row) for row in rows]
+
+    def offloaded(self, session_id: str) -> list[StoredBlock]:
+        """The blocks of a session that can be recalled."""
+        rows = self._rows(
+            "SELECT * FROM blocks WHERE session_id = ? AND state = 'offloaded' ORDER BY seq", [session_id]
+        )
+        return [_stored_block(row) for row in rows]
 
     def resident_documents(self, session_id: str) -> list[str]:
         """Ids of the documents that resident blocks come from."""
@@ -133,6 +141,18 @@ class Store:
         return self._page(
             f"SELECT * FROM evictions WHERE {where} AND seq > ? ORDER BY seq", bound, cursor, limit, Eviction
         )
+
+    def recalls(self, session_id: str, cursor: str | None, limit: int) -> Page[Recall]:
+        """A session's recalls in the order they happened."""
+        self.session(session_id)
+        return self._page(
+            "SELECT * FROM recalls WHERE session_id = ? AND seq > ? ORDER BY seq", [session_id], cursor, limit, Recall
+        )
+
+    def moves(self, document_id: str | None, cursor: str | None, limit: int) -> Page[Move]:
+        """What went down a tier in the bank, in the order it happened."""
+        where, bound = _where({"document_id": document_id})
+        return self._page(f"SELECT * FROM moves WHERE {where} AND seq > ? ORDER BY seq", bound, cursor, limit, Move)
 
     def compression(self, session_id: str, cursor: str | None, limit: int) -> Page[CompressionPoint]:
         """A session's compression series, oldest first."""
@@ -168,6 +188,11 @@ class Store:
 
 def _struct(row: dict[str, Any], kind: type[Any]) -> Any:
     return kind(**{name: row[name] for name in kind.__struct_fields__})
+
+
+def _stored_block(row: dict[str, Any]) -> StoredBlock:
+    record: BlockRecord = _struct(row, BlockRecord)
+    return StoredBlock(record=record, token_ids=unpack(row["token_ids"]), bank_key=row["bank_key"])
 
 
 def _where(conditions: dict[str, str | None]) -> tuple[str, list[Any]]:

@@ -101,6 +101,11 @@ class Library:
         rows = self._database.read(lambda db: db.execute(sql, [*bound, limit + 1]).fetchall())
         return _page([(row[0], _document(row)) for row in rows], limit)
 
+    def document_ids(self) -> set[str]:
+        """Every document's id."""
+        rows = self._database.read(lambda db: db.execute("SELECT id FROM documents").fetchall())
+        return {row[0] for row in rows}
+
     def passages(self, document_id: str, cursor: str | None = None, limit: int = 50) -> Page[StoredPassage]:
         """A document's passages in reading order; none before it is done. Raises NotFound, InvalidInput."""
         after = -1 if cursor is None else decode_cursor(cursor)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
-from mlx.utils import tree_map
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model
 
 from kv import smollm2
@@ -33,6 +36,16 @@ class LoadedModel:
     stop_ids: frozenset[int]
     context_length: int
     ropes: list[nn.Module]
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """What K/V depends on beside the tokens: architecture, dtypes, shapes, and a sample of every weight."""
+        digest = hashlib.blake2b(repr(getattr(self.model, "args", None)).encode(), digest_size=16)
+        weights: list[tuple[str, mx.array]] = tree_flatten(self.model.parameters())  # type: ignore[assignment]
+        for name, weight in weights:
+            digest.update(f"{name} {weight.dtype} {weight.shape}".encode())
+            digest.update(np.array(mx.contiguous(weight.reshape(-1)[:16]).view(mx.uint8)).tobytes())
+        return digest.digest()
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ from litestar import Controller, get
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromQuery
 
+from app.audit import Move
 from app.events import Eviction
 from app.services import Services
 from app.store import EvictionFilter
@@ -54,3 +55,14 @@ class AuditController(Controller):
         """Every block that left any session, in the order they left; all conditions given must hold."""
         where = msgspec.structs.replace(where, session_id=session_id)
         return await asyncio.to_thread(services.store.evictions, where, cursor, limit)
+
+    @get("/moves")
+    async def moves(
+        self,
+        services: NamedDependency[Services],
+        document_id: FromQuery[str | None] = None,
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 100,
+    ) -> Page[Move]:
+        """K/V that went down a tier in the passage bank, in the order it went."""
+        return await asyncio.to_thread(services.store.moves, document_id, cursor, limit)

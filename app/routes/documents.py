@@ -145,6 +145,7 @@ class DocumentController(Controller):
     async def remove(self, services: NamedDependency[Services], document_id: FromPath[str]) -> None:
         """Delete a document and its passages. Its blocks leave each session at that session's next message."""
         await asyncio.to_thread(services.library.delete, document_id)
+        await services.chat.forget_document(document_id)
 
     @get("/documents/{document_id:str}/passages")
     async def passages(

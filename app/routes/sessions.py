@@ -15,7 +15,7 @@ from litestar.types import Receive
 
 from app.audit import BlockRecord, CompressionPoint, SessionRecord
 from app.engine import TurnHandle
-from app.events import Done, Event, Eviction, Failed, Retrieval
+from app.events import Done, Event, Eviction, Failed, Recall, Retrieval
 from app.plan import DoesNotFit
 from app.problems import Problem, invalid
 from app.requests import AskBody, SessionBody
@@ -62,8 +62,8 @@ class SessionController(Controller):
         session_id: FromPath[str],
         data: JSONBody[AskBody],
     ) -> Response[Any]:
-        """Ask. Streams `retrieval`, `eviction`, `prefill`, `token` and `done` (or `error`) as server-sent events;
-        with `stream: false`, answers once with JSON. Leaving early cancels the turn.
+        """Ask. Streams `retrieval`, `eviction`, `recall`, `prefill`, `token` and `done` (or `error`) as server-sent
+        events; with `stream: false`, answers once with JSON. Leaving early cancels the turn.
         """
         handle = await services.chat.ask(session_id, data)
         try:
@@ -119,6 +119,17 @@ class SessionController(Controller):
         await asyncio.to_thread(services.store.session, session_id)
         return await asyncio.to_thread(services.store.evictions, where, cursor, limit)
 
+    @get("/{session_id:str}/recalls")
+    async def recalls(
+        self,
+        services: NamedDependency[Services],
+        session_id: FromPath[str],
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 100,
+    ) -> Page[Recall]:
+        """Every block that came into the session's cache without being read, in the order they came."""
+        return await asyncio.to_thread(services.store.recalls, session_id, cursor, limit)
+
     @get("/{session_id:str}/compression")
     async def compression(
         self,
@@ -144,6 +155,7 @@ async def _collect(handle: TurnHandle, events: AsyncIterator[Event], first: Even
     leaving = asyncio.create_task(_cancel_on_disconnect(handle, receive))
     sources: list[Any] = []
     evictions: list[Eviction] = []
+    recalls: list[Recall] = []
     try:
         event = first
         while not isinstance(event, Done | Failed):
@@ -151,12 +163,14 @@ async def _collect(handle: TurnHandle, events: AsyncIterator[Event], first: Even
                 sources = list(event.sources)
             elif isinstance(event, Eviction):
                 evictions.append(event)
+            elif isinstance(event, Recall):
+                recalls.append(event)
             event = await anext(events)
     finally:
         leaving.cancel()
     if isinstance(event, Failed):
         raise Problem(HTTPStatus(event.problem["status"]), event.problem["detail"])
-    return {**msgspec.structs.asdict(event), "sources": sources, "evictions": evictions}
+    return {**msgspec.structs.asdict(event), "sources": sources, "recalls": recalls, "evictions": evictions}
 
 
 async def _cancel_on_disconnect(handle: TurnHandle, receive: Receive) -> None:

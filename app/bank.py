@@ -1,0 +1,93 @@
+"""The passage bank: each passage's K/V is computed once behind a system prompt, and put into every session that asks.
+
+A passage then costs a session no forward pass, and reads the same whatever else the session holds: it sees the system
+prompt and itself. On the MLX thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Generator, Sequence
+
+from app.tiers import Tier, TieredStore
+from kv.blockkv import BlockKV
+from kv.model import LoadedModel
+from kv.session import NewBlock, Session
+
+# System prompts whose K/V is kept ready to put passages behind.
+_PREFIXES = 4
+
+
+class Bank:
+    """K/V of passages by what it depends on: model, system prompt and the passage's tokens.
+
+    prefill_step: most tokens of a forward pass. recompute: first tokens of a passage that each session reads anew.
+    """
+
+    def __init__(self, model: LoadedModel, store: TieredStore, *, prefill_step: int, recompute: int) -> None:
+        self.recompute = recompute
+        self.store = store
+        self._model = model
+        self._prefill_step = prefill_step
+        self._prefixes: dict[bytes, Session] = {}
+        self._deleted: set[str] = set()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is room for anything."""
+        return self.store.enabled
+
+    def key(self, system: Sequence[int], passage: Sequence[int]) -> str:
+        """Under what a passage's K/V is kept. system, passage: their tokens, as whole messages."""
+        return self._digest(system, passage).hex()
+
+    def where(self, key: str) -> Tier | None:
+        """Which tier has it; None if it must be computed."""
+        return self.store.where(key)
+
+    def fetch(self, key: str) -> BlockKV | None:
+        """The K/V, if it is there and whole."""
+        return self.store.get(key)
+
+    def compute(
+        self, key: str, system: Sequence[int], passage: Sequence[int], document_id: str
+    ) -> Generator[int, None, BlockKV]:
+        """Compute a passage's K/V and keep it; yields the passage's tokens done after each forward pass."""
+        prefix = yield from self._prefix(system, len(passage))
+        try:
+            yield from prefix.prefill([NewBlock("passage", passage)])
+            kv = prefix.lift("passage")
+        finally:
+            # Also when the caller stops early.
+            prefix.drop_unfinished()
+            if "passage" in prefix.block_ids:
+                prefix.rewind("passage")
+        if document_id not in self._deleted:
+            self.store.put(key, kv, document_id)
+        return kv
+
+    def remove_document(self, document_id: str) -> None:
+        """Forget a document's passages, now and if a turn that still has them is at work."""
+        self._deleted.add(document_id)
+        self.store.remove_document(document_id)
+
+    def _prefix(self, system: Sequence[int], room: int) -> Generator[int, None, Session]:
+        """A session that holds the system prompt and has room for so many tokens more."""
+        digest = self._digest(system, ())
+        session = self._prefixes.pop(digest, None)
+        if session is None or session.room < room:
+            session = Session(self._model, budget=len(system) + room, prefill_step=self._prefill_step, score="key_norm")
+            for _ in session.prefill([NewBlock("system", system, pinned=True)]):
+                yield 0
+        self._prefixes[digest] = session
+        if len(self._prefixes) > _PREFIXES:
+            del self._prefixes[next(iter(self._prefixes))]
+        return session
+
+    def _digest(self, *parts: Sequence[int]) -> bytes:
+        digest = hashlib.blake2b(self._model.fingerprint, digest_size=16)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(array("Q", part).tobytes())
+        return digest.digest()

@@ -1,0 +1,350 @@
+"""All that a turn does to its session's cache, each change with the audit rows that say so. On the MLX thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+import sqlite_utils
+
+from app import audit
+from app.audit import BlockRecord, CompressionPoint, SessionRecord, StoredBlock
+from app.bank import Bank
+from app.events import Event, Eviction, Prefill, Recall
+from app.live import LiveSession, new_block
+from app.plan import Leaving, Plan
+from ingest.database import Database
+from ingest.jobs import new_id, now
+from ingest.records import StoredPassage
+from kv.blockkv import BlockKV
+from kv.session import NewBlock
+
+Emit = Callable[[Event, "Future[Any] | None"], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A retrieved passage and its tokens as a message."""
+
+    passage: StoredPassage
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """What a turn needs to know. accepted_at: `time.monotonic()` when the request came.
+
+    deleted_documents: documents with resident blocks that are no longer in the library. number: from 1.
+    """
+
+    session: SessionRecord
+    turn_id: str
+    number: int
+    question_ids: list[int]
+    candidates: list[Candidate]
+    deleted_documents: frozenset[str]
+    max_tokens: int | None
+    default_max_tokens: int
+    temperature: float
+    stop: tuple[str, ...]
+    accepted_at: float
+    retrieval_seconds: float
+
+    @property
+    def question_id(self) -> str:
+        """The name of the question's block."""
+        return f"{self.turn_id}.question"
+
+    @property
+    def answer_id(self) -> str:
+        """The name of the answer's block."""
+        return f"{self.turn_id}.answer"
+
+
+@dataclass
+class Changes:
+    """What one turn changes.
+
+    emit: takes each event, and the future of the write that must be committed before it is sent.
+    step: answer tokens made so far. prefilled, evicted, peak: tokens read, blocks that left, most tokens kept.
+    """
+
+    request: TurnRequest
+    live: LiveSession
+    bank: Bank
+    database: Database
+    emit: Emit
+    cancelled: bool = False
+    step: int = 0
+    prefilled: int = 0
+    evicted: int = 0
+    peak: int = 0
+    _names: dict[int, str] = field(default_factory=dict)
+    _total: int = 0
+    _restored: int = 0
+
+    # Evicting
+
+    def evict_deleted(self) -> None:
+        """Evict the blocks of documents that are gone."""
+        gone = [b for b in self.live.blocks.values() if b.document_id in self.request.deleted_documents]
+        for rank, block in enumerate(gone, start=1):
+            self.evict(Leaving((block.id,), block.tokens, rank), "document_deleted")
+
+    def evict(self, leaving: Leaving, reason: str) -> None:
+        """Evict blocks that leave as one."""
+        live = self.live
+        for block_id in leaving.blocks:
+            block = live.blocks.pop(block_id)
+            before, bytes_before = live.resident_tokens, live.cache.nbytes
+            score = block.score
+            if live.stale.pop(block_id, None) is None:
+                score = live.cache.evict(block_id).score
+            self.evicted += 1
+            row = Eviction(
+                id=new_id("evi"),
+                session_id=live.record.id,
+                turn_id=self.request.turn_id,
+                step=self.step,
+                block_id=block_id,
+                kind=block.kind,
+                document_id=block.document_id,
+                passage_id=block.passage_id,
+                tokens=block.tokens,
+                score=score,
+                rank=leaving.rank,
+                reason=reason,
+                resident_before=before,
+                resident_after=before - block.tokens,
+                bytes_freed=max(0, bytes_before - live.cache.nbytes),
+                outcome="offloaded" if self._offload(block) else "dropped",
+                created_at=now(),
+            )
+            point = self.point("eviction")
+            self.emit(row, self.database.write(partial(audit.insert_eviction, eviction=row, point=point)))
+
+    def _offload(self, block: BlockRecord) -> bool:
+        """Whether the block's K/V waits in the bank, to be recalled."""
+        key = self.live.bank_keys.pop(block.id, None)
+        if key is None or block.passage_id is None or self.bank.where(key) is None:
+            return False
+        self.live.offloaded[block.passage_id] = block
+        return True
+
+    def make_room(self, plan: Plan, tokens: int) -> None:
+        """Evict from the plan's reserve until so many tokens fit, if they can."""
+        while self.live.cache.room < tokens and plan.reserve:
+            self.evict(plan.reserve.pop(0), "room_for_answer")
+
+    # Reading
+
+    def passage_block(self, number: int) -> tuple[str, bool]:
+        """The name that a candidate's block has or will have, and whether its K/V waits in the bank."""
+        candidate = self.request.candidates[number]
+        stored = self.bank.enabled and self.bank.where(self.bank.key(self.live.system, candidate.token_ids)) is not None
+        if number not in self._names:
+            # Once and for all: the plan goes by it, whatever the bank drops meanwhile.
+            offloaded = self.live.offloaded.get(candidate.passage.id) if stored else None
+            self._names[number] = offloaded.id if offloaded else f"{self.request.turn_id}.passage{number}"
+        return self._names[number], stored
+
+    def read(self, plan: Plan, prompt: Sequence[int]) -> Iterator[None]:
+        """Bring in what must be restored, the passages, the question, and the answer's prompt but its last token."""
+        if self.cancelled:
+            return
+        request, live = self.request, self.live
+        restore = live.to_restore()
+        # Best last: the nearer a passage is to the question, the better a small model uses it.
+        coming = [
+            (number, candidate)
+            for number, candidate in reversed(list(enumerate(request.candidates)))
+            if candidate.passage.id in (*plan.recall, *plan.stream)
+        ]
+        unread = [block for block in restore if not self._banked(block.id)]
+        self._restored = sum(len(block.tokens) for block in unread) if request.number > 1 else 0
+        self._total = sum(len(block.tokens) for block in unread) + len(request.question_ids) + len(prompt) - 1
+        self._total += sum(len(c.token_ids) for _, c in coming if c.passage.id in plan.stream)
+        yield from self._restore(restore)
+        streamed: list[StoredBlock] = []
+        for number, candidate in coming:
+            if self.cancelled:
+                return
+            if self.bank.enabled:
+                yield from self._bring(number, candidate)
+            else:
+                streamed.append(self.stored(self.passage_block(number)[0], candidate))
+        if self.cancelled:
+            return
+        question = NewBlock(request.question_id, request.question_ids, pinned=True)
+        blocks = [*(NewBlock(block.record.id, block.token_ids) for block in streamed), question]
+        yield from self._prefill(blocks, NewBlock(request.answer_id, prompt))
+        self._keep([block for block in streamed if block.record.id in live.cache.block_ids])
+
+    def _restore(self, blocks: list[NewBlock]) -> Iterator[None]:
+        """Bring stale blocks in again, in their order: from the bank what is there, the rest by reading it."""
+        while blocks and not self.cancelled:
+            first = blocks[0]
+            kv = self.bank.fetch(self.live.bank_keys[first.id]) if self._banked(first.id) else None
+            if kv is not None:
+                self.live.cache.insert(first, kv, recompute=self.bank.recompute)
+                del blocks[0]
+            else:
+                banked = (i for i, block in enumerate(blocks) if i and self._banked(block.id))
+                count = next(banked, len(blocks))
+                yield from self._prefill(blocks[:count])
+                del blocks[:count]
+            self.live.note_restored()
+
+    def _banked(self, block_id: str) -> bool:
+        key = self.live.bank_keys.get(block_id)
+        return key is not None and self.bank.where(key) is not None
+
+    def _prefill(self, blocks: list[NewBlock], answer: NewBlock | None = None) -> Iterator[None]:
+        before = self.prefilled
+        for done in self.live.cache.prefill(blocks, answer=answer):
+            self._note_read(before + done)
+            yield
+            if self.cancelled:
+                self.live.cache.drop_unfinished()
+                break
+
+    def _note_read(self, done: int) -> None:
+        self.prefilled = done
+        self.note_peak()
+        self.emit(Prefill(done=done, total=max(done, self._total), restored=self._restored), None)
+
+    def _bring(self, number: int, candidate: Candidate) -> Iterator[None]:
+        """Put a passage in from the bank, where it is computed first if it is not there."""
+        started = time.monotonic()
+        live, bank = self.live, self.bank
+        name, _ = self.passage_block(number)
+        returning = live.offloaded.pop(candidate.passage.id, None)
+        if returning is not None and returning.id != name:
+            # It had been dropped from the bank, and that was logged.
+            returning = None
+        key = bank.key(live.system, candidate.token_ids)
+        origin, kv = bank.where(key), bank.fetch(key)
+        if kv is None:
+            origin = None
+            kv = yield from self._compute(key, candidate)
+            if kv is None:
+                return
+        before = live.resident_tokens
+        recomputed = min(bank.recompute, kv.tokens)
+        live.cache.insert(NewBlock(name, candidate.token_ids), kv, recompute=recomputed)
+        self.note_peak()
+        block = self.stored(name, candidate, key)
+        record = block.record if returning is None else msgspec.structs.replace(returning, state="resident")
+        live.blocks[name] = record
+        live.bank_keys[name] = key
+        if returning is None:
+            live.seen_tokens += record.tokens
+        new = block if returning is None else None
+        if origin is None:
+            self.database.write(
+                partial(_insert_come, session_id=live.record.id, name=name, new=new, point=self.point("prefill"))
+            )
+            return
+        row = Recall(
+            id=new_id("rec"),
+            session_id=live.record.id,
+            turn_id=self.request.turn_id,
+            block_id=name,
+            kind=record.kind,
+            document_id=record.document_id,
+            passage_id=record.passage_id,
+            tokens=record.tokens,
+            origin=origin,
+            recomputed=recomputed,
+            seconds=time.monotonic() - started,
+            resident_before=before,
+            resident_after=live.resident_tokens,
+            created_at=now(),
+        )
+        point = self.point("recall")
+        self.emit(row, self.database.write(partial(audit.insert_recall, recall=row, point=point, new=new)))
+        yield
+
+    def _compute(self, key: str, candidate: Candidate) -> Generator[None, None, BlockKV | None]:
+        """A passage's K/V, computed step by step; None if the turn was cancelled meanwhile."""
+        before = self.prefilled
+        steps = self.bank.compute(key, self.live.system, candidate.token_ids, candidate.passage.document_id)
+        try:
+            while True:
+                self._note_read(before + next(steps))
+                yield
+                if self.cancelled:
+                    return None
+        except StopIteration as end:
+            kv: BlockKV = end.value
+            return kv
+        finally:
+            steps.close()
+
+    def _keep(self, passages: list[StoredBlock]) -> None:
+        """Passages that are in the cache whole stay, whatever becomes of the turn."""
+        live = self.live
+        for block in passages:
+            live.blocks[block.record.id] = block.record
+            live.seen_tokens += block.record.tokens
+        if passages:
+            point = self.point("prefill")
+            self.database.write(partial(_insert_read, session_id=live.record.id, blocks=passages, point=point))
+
+    # Values
+
+    def stored(self, block_id: str, candidate: Candidate, bank_key: str | None = None) -> StoredBlock:
+        """A passage's block as it is recorded."""
+        passage = candidate.passage
+        block = self.block(block_id, passage.kind, candidate.token_ids, passage)
+        return msgspec.structs.replace(block, bank_key=bank_key)
+
+    def block(
+        self, block_id: str, kind: str, token_ids: list[int], passage: StoredPassage | None = None
+    ) -> StoredBlock:
+        """A block of this turn as it is recorded."""
+        request = self.request
+        return new_block(block_id, kind, token_ids, turn_id=request.turn_id, turn=request.number, passage=passage)
+
+    def point(self, phase: str) -> CompressionPoint:
+        """The cache as it is now."""
+        live = self.live
+        resident = live.resident_tokens
+        # What is being read or answered is seen and resident, though not yet a committed block.
+        growing = resident - sum(block.tokens for block in live.blocks.values())
+        seen = live.seen_tokens + growing
+        return CompressionPoint(
+            turn_id=self.request.turn_id,
+            step=self.step,
+            phase=phase,
+            seen_tokens=seen,
+            resident_tokens=resident,
+            compression_ratio=seen / resident if resident else 1.0,
+            budget_tokens=live.record.budget_tokens,
+            kv_bytes=live.cache.nbytes,
+            blocks=len(live.blocks),
+            created_at=now(),
+        )
+
+    def note_peak(self) -> None:
+        """Keep the most tokens ever kept."""
+        self.peak = max(self.peak, self.live.cache.tokens_kept)
+
+
+def _insert_read(
+    db: sqlite_utils.Database, *, session_id: str, blocks: list[StoredBlock], point: CompressionPoint
+) -> None:
+    audit.insert_blocks(db, session_id, blocks)
+    audit.insert_point(db, session_id, point)
+
+
+def _insert_come(
+    db: sqlite_utils.Database, *, session_id: str, name: str, new: StoredBlock | None, point: CompressionPoint
+) -> None:
+    audit.insert_come(db, session_id, name, new)
+    audit.insert_point(db, session_id, point)

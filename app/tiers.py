@@ -1,0 +1,191 @@
+"""Where K/V waits outside caches: in memory, then on disk, each capped in bytes, then nowhere. On the MLX thread."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from kv.blockkv import BlockKV
+
+Tier = Literal["memory", "disk"]
+Reason = Literal["memory_cap", "disk_cap", "stopping", "document_deleted", "damaged", "unwritable"]
+
+log = structlog.get_logger()
+
+# key, document, tokens, checksum: a file says itself what it is, so that none needs to be opened to know.
+_NAME = re.compile(r"(\w+)\.(\w+)\.(\d+)\.(\w+)\.safetensors")
+_PART = ".part.safetensors"
+
+
+@dataclass(frozen=True)
+class Moved:
+    """K/V that went to another tier, or was dropped. nbytes: what it took where it was."""
+
+    key: str
+    document_id: str
+    tokens: int
+    nbytes: int
+    source: Tier
+    target: Literal["disk", "dropped"]
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    document_id: str
+    tokens: int
+    checksum: str
+    nbytes: int
+
+
+class TieredStore:
+    """K/V by key, least recently used first to go: from memory to disk, from disk to nowhere.
+
+    folder: where the disk tier lives; files of an earlier process are taken over. memory_bytes, disk_bytes: the caps;
+    0 turns a tier off. on_move: called with everything that goes down a tier.
+    """
+
+    def __init__(self, folder: Path, *, memory_bytes: int, disk_bytes: int, on_move: Callable[[Moved], object]) -> None:
+        self._folder = folder
+        self._memory_bytes = memory_bytes
+        self._disk_bytes = disk_bytes
+        self._on_move = on_move
+        self._memory: dict[str, tuple[BlockKV, str]] = {}
+        self._files: dict[str, _File] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
+            if path.name.endswith(_PART):
+                # A process stopped while it wrote this.
+                path.unlink()
+            elif named := _NAME.fullmatch(path.name):
+                key, document_id, tokens, digest = named.groups()
+                self._files[key] = _File(path, document_id, int(tokens), digest, path.stat().st_size)
+        self._shrink()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything can be kept at all."""
+        return self._memory_bytes > 0 or self._disk_bytes > 0
+
+    @property
+    def keys(self) -> list[str]:
+        """Everything that is kept."""
+        return list({**self._files, **self._memory})
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held in memory."""
+        return sum(kv.nbytes for kv, _ in self._memory.values())
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes held on disk."""
+        return sum(file.nbytes for file in self._files.values())
+
+    def where(self, key: str) -> Tier | None:
+        """Which tier has it."""
+        if key in self._memory:
+            return "memory"
+        return "disk" if key in self._files else None
+
+    def put(self, key: str, kv: BlockKV, document_id: str) -> None:
+        """Keep K/V, in memory first."""
+        self._memory.pop(key, None)
+        self._memory[key] = (kv, document_id)
+        self._shrink()
+
+    def get(self, key: str) -> BlockKV | None:
+        """The K/V, which is the most recently used from now on. None if it is nowhere, or its file is damaged."""
+        if held := self._memory.pop(key, None):
+            self._memory[key] = held
+            return held[0]
+        file = self._files.get(key)
+        if file is None:
+            return None
+        try:
+            kv = BlockKV.load(file.path, key, file.checksum)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            log.warning("stored K/V is damaged and was dropped", file=file.path.name, error=str(error))
+            self._drop(key, "damaged")
+            return None
+        os.utime(file.path)
+        self._files[key] = self._files.pop(key)
+        # The file stays: should memory need the room, nothing has to be written again.
+        self._memory[key] = (kv, file.document_id)
+        self._shrink()
+        return kv
+
+    def remove_document(self, document_id: str) -> None:
+        """Drop everything of a document."""
+        for key in [key for key, (_, owner) in self._memory.items() if owner == document_id]:
+            kv, _ = self._memory.pop(key)
+            if key not in self._files:
+                self._report(key, document_id, kv.tokens, kv.nbytes, "memory", "dropped", "document_deleted")
+        for key in [key for key, file in self._files.items() if file.document_id == document_id]:
+            self._drop(key, "document_deleted")
+
+    def keep_documents(self, known: Set[str]) -> None:
+        """Drop everything of documents other than these."""
+        owners = {owner for _, owner in self._memory.values()} | {file.document_id for file in self._files.values()}
+        for document_id in owners - known:
+            self.remove_document(document_id)
+
+    def close(self) -> None:
+        """Write what is in memory to disk, as far as it fits, for the next process."""
+        self._memory_bytes = 0
+        self._shrink("stopping")
+
+    def _shrink(self, why: Reason = "memory_cap") -> None:
+        while self._memory and self.memory_bytes > self._memory_bytes:
+            key = next(iter(self._memory))
+            kv, document_id = self._memory.pop(key)
+            if key in self._files:
+                target: Literal["disk", "dropped"] = "disk"
+                reason = why
+            else:
+                target, reason = self._write(key, kv, document_id, why)
+            self._report(key, document_id, kv.tokens, kv.nbytes, "memory", target, reason)
+        while self._files and self.disk_bytes > self._disk_bytes:
+            # What memory has as well is no loss.
+            self._drop(next((key for key in self._files if key in self._memory), next(iter(self._files))), "disk_cap")
+
+    def _write(self, key: str, kv: BlockKV, document_id: str, why: Reason) -> tuple[Literal["disk", "dropped"], Reason]:
+        if kv.nbytes > self._disk_bytes:
+            return "dropped", why
+        part = self._folder / f"{key}{_PART}"
+        try:
+            digest = kv.save(part, key)
+            path = part.rename(self._folder / f"{key}.{document_id}.{kv.tokens}.{digest}.safetensors")
+        except (OSError, RuntimeError) as error:
+            log.warning("K/V could not be written to disk", file=part.name, error=str(error))
+            with suppress(OSError):
+                part.unlink()
+            return "dropped", "unwritable"
+        self._files[key] = _File(path, document_id, kv.tokens, digest, path.stat().st_size)
+        return "disk", why
+
+    def _drop(self, key: str, reason: Reason) -> None:
+        file = self._files.pop(key)
+        file.path.unlink(missing_ok=True)
+        if key not in self._memory:
+            self._report(key, file.document_id, file.tokens, file.nbytes, "disk", "dropped", reason)
+
+    def _report(
+        self,
+        key: str,
+        document_id: str,
+        tokens: int,
+        nbytes: int,
+        source: Tier,
+        target: Literal["disk", "dropped"],
+        reason: Reason,
+    ) -> None:
+        self._on_move(Moved(key, document_id, tokens, nbytes, source, target, reason))
