@@ -66,6 +66,15 @@ class TurnRequest:
         return f"{self.turn_id}.answer"
 
 
+@dataclass(frozen=True)
+class _Arrival:
+    """A passage about to be put in. origin: the tier its K/V waited in; None if it was computed now."""
+
+    block: StoredBlock
+    kv: BlockKV
+    origin: str | None
+
+
 @dataclass
 class Changes:
     """What one turn changes.
@@ -171,13 +180,10 @@ class Changes:
         self._total += sum(len(c.token_ids) for _, c in coming if c.passage.id in plan.stream)
         yield from self._restore(restore)
         streamed: list[StoredBlock] = []
-        for number, candidate in coming:
-            if self.cancelled:
-                return
-            if self.bank.enabled:
-                yield from self._bring(number, candidate)
-            else:
-                streamed.append(self.stored(self.passage_block(number)[0], candidate))
+        if not self.bank.enabled:
+            streamed = [self.stored(self.passage_block(number)[0], candidate) for number, candidate in coming]
+        elif coming and not self.cancelled:
+            yield from self._bring(coming)
         if self.cancelled:
             return
         question = NewBlock(request.question_id, request.question_ids, pinned=True)
@@ -191,7 +197,7 @@ class Changes:
             first = blocks[0]
             kv = self.bank.fetch(self.live.bank_keys[first.id]) if self._banked(first.id) else None
             if kv is not None:
-                self.live.cache.insert(first, kv, recompute=self.bank.recompute)
+                self.live.cache.insert([(first, kv)], recompute=self.bank.recompute)
                 del blocks[0]
             else:
                 banked = (i for i, block in enumerate(blocks) if i and self._banked(block.id))
@@ -218,57 +224,69 @@ class Changes:
         self.note_peak()
         self.emit(Prefill(done=done, total=max(done, self._total), restored=self._restored), None)
 
-    def _bring(self, number: int, candidate: Candidate) -> Iterator[None]:
-        """Put a passage in from the bank, where it is computed first if it is not there."""
-        started = time.monotonic()
+    def _bring(self, coming: Sequence[tuple[int, Candidate]]) -> Iterator[None]:
+        """Put passages in from the bank, where those are computed first that are not there."""
         live, bank = self.live, self.bank
-        name, _ = self.passage_block(number)
-        returning = live.offloaded.pop(candidate.passage.id, None)
-        if returning is not None and returning.id != name:
-            # It had been dropped from the bank, and that was logged.
-            returning = None
-        key = bank.key(live.system, candidate.token_ids)
-        origin, kv = bank.where(key), bank.fetch(key)
-        if kv is None:
-            origin = None
-            kv = yield from self._compute(key, candidate)
+        started = time.monotonic()
+        arrivals: list[_Arrival] = []
+        for number, candidate in coming:
+            name, _ = self.passage_block(number)
+            key = bank.key(live.system, candidate.token_ids)
+            origin, kv = bank.where(key), bank.fetch(key)
+            if kv is None:
+                origin, kv = None, (yield from self._compute(key, candidate))
+                started = time.monotonic()
             if kv is None:
                 return
+            arrivals.append(_Arrival(self.stored(name, candidate, key), kv, origin))
         before = live.resident_tokens
-        recomputed = min(bank.recompute, kv.tokens)
-        live.cache.insert(NewBlock(name, candidate.token_ids), kv, recompute=recomputed)
+        live.cache.insert(
+            [(NewBlock(a.block.record.id, a.block.token_ids), a.kv) for a in arrivals], recompute=bank.recompute
+        )
         self.note_peak()
-        block = self.stored(name, candidate, key)
-        record = block.record if returning is None else msgspec.structs.replace(returning, state="resident")
-        live.blocks[name] = record
-        live.bank_keys[name] = key
-        if returning is None:
+        seconds = (time.monotonic() - started) / max(1, len(arrivals))
+        for arrival in arrivals:
+            self._note_arrival(arrival, before, seconds)
+            before += arrival.kv.tokens
+        yield
+
+    def _note_arrival(self, arrival: _Arrival, before: int, seconds: float) -> None:
+        live, block = self.live, arrival.block
+        record = block.record
+        returning = live.offloaded.pop(record.passage_id or "", None)
+        # If it has another name, it had been dropped from the bank, and that was logged.
+        new = block if returning is None or returning.id != record.id else None
+        if new is None and returning is not None:
+            record = msgspec.structs.replace(returning, state="resident")
+        else:
             live.seen_tokens += record.tokens
-        new = block if returning is None else None
-        if origin is None:
-            self.database.write(
-                partial(_insert_come, session_id=live.record.id, name=name, new=new, point=self.point("prefill"))
-            )
+        live.blocks[record.id] = record
+        if block.bank_key is not None:
+            live.bank_keys[record.id] = block.bank_key
+        session_id = live.record.id
+        if arrival.origin is None:
+            point = self.point("prefill")
+            write = partial(_insert_come, session_id=session_id, name=record.id, new=new, point=point)
+            self.database.write(write)
             return
         row = Recall(
             id=new_id("rec"),
-            session_id=live.record.id,
+            session_id=session_id,
             turn_id=self.request.turn_id,
-            block_id=name,
+            block_id=record.id,
             kind=record.kind,
             document_id=record.document_id,
             passage_id=record.passage_id,
             tokens=record.tokens,
-            origin=origin,
-            recomputed=recomputed,
-            seconds=time.monotonic() - started,
+            origin=arrival.origin,
+            recomputed=min(self.bank.recompute, record.tokens),
+            seconds=seconds,
             resident_before=before,
-            resident_after=live.resident_tokens,
+            resident_after=before + record.tokens,
             created_at=now(),
         )
         point = self.point("recall")
         self.emit(row, self.database.write(partial(audit.insert_recall, recall=row, point=point, new=new)))
-        yield
 
     def _compute(self, key: str, candidate: Candidate) -> Generator[None, None, BlockKV | None]:
         """A passage's K/V, computed step by step; None if the turn was cancelled meanwhile."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -320,21 +320,29 @@ class CacheGroup:
         rows = [layer.lift(begin, end) for layer in self.layers]
         return BlockKV(unit.start, [keys for keys, _ in rows], [values for _, values in rows])
 
-    def insert(self, kv: BlockKV, ropes: list[nn.Module]) -> None:
-        """Store a block's rows as those of the next tokens, without a pass: its keys are rotated to where they come.
+    def insert(self, blocks: Sequence[BlockKV], ropes: list[nn.Module]) -> None:
+        """Store blocks' rows as those of the next tokens, without a pass: keys are rotated to where they come.
 
-        Where the block was declared, or begun, before. ropes: one rope module a layer.
-        Raises ValueError if there is no room for it, or it is not of this model.
+        Where the blocks were declared, or begun, before. ropes: one rope module a layer.
+        Raises ValueError if there is no room for them, or they are not of this model.
         """
-        if self.rows + kv.tokens > self.policy.budget:
+        count = sum(kv.tokens for kv in blocks)
+        if self.rows + count > self.policy.budget:
             room = self.policy.budget - self.rows
-            raise ValueError(f"{kv.tokens} tokens to insert, room for {room} in budget {self.policy.budget}")
-        if len(kv.keys) != len(self.layers):
-            raise ValueError(f"K/V of {len(kv.keys)} layers, the model has {len(self.layers)}")
-        deltas = mx.full((kv.tokens,), self.position - kv.start, dtype=mx.int32)
-        for layer, keys, values, rope in zip(self.layers, kv.keys, kv.values, ropes, strict=True):
-            layer.insert(moved(keys, deltas, rope), values)
-        self._held.advance(kv.tokens)
+            raise ValueError(f"{count} tokens to insert, room for {room} in budget {self.policy.budget}")
+        for kv in blocks:
+            if len(kv.keys) != len(self.layers):
+                raise ValueError(f"K/V of {len(kv.keys)} layers, the model has {len(self.layers)}")
+        position, deltas = self.position, []
+        for kv in blocks:
+            deltas += [position - kv.start] * kv.tokens
+            position += kv.tokens
+        by_token = mx.array(deltas, dtype=mx.int32)
+        for number, (layer, rope) in enumerate(zip(self.layers, ropes, strict=True)):
+            keys = mx.concatenate([kv.keys[number] for kv in blocks], axis=2)
+            values = mx.concatenate([kv.values[number] for kv in blocks], axis=2)
+            layer.insert(moved(keys, by_token, rope), values)
+        self._held.advance(count)
 
     def truncate(self, position: int) -> None:
         """Forget every token from `position` on, as if it had not been streamed.

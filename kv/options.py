@@ -150,23 +150,25 @@ class MassOptions(BudgetOptions):
     recent: newest tokens spared from eviction, so that a token can earn a score before it is judged.
         None means 16, or what a small budget leaves.
     decay: factor on the collected attention mass per new token, so that old tokens do not win by age. 1.0: none.
-    window: with "observed", last queries of each pass that count.
+    window: with "observed", last queries of each pass that count; None means 32. With "attn_mass", last keys that count
+        as queries, of all that came since scores were last worked out; None means all of them.
     """
 
     score: Score = "attn_mass"
     recent: int | None = None
     decay: float = 0.98
-    window: int = 32
+    window: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("score", self.score, Score)
         if not isinstance(self.decay, int | float) or isinstance(self.decay, bool) or not 0 < self.decay <= 1:
             raise ValueError(f"decay: {self.decay!r} is not a number in (0, 1]")
-        check_int("window", self.window, 1)
+        if self.window is not None:
+            check_int("window", self.window, 1)
         defaults = {field.name: field.default for field in fields(self)}
-        for name, used in (("decay", self.score != "key_norm"), ("window", self.score == "observed")):
-            if not used and getattr(self, name) != defaults[name]:
+        for name in ("decay", "window") if self.score == "key_norm" else ():
+            if getattr(self, name) != defaults[name]:
                 raise ValueError(f"{name}: {getattr(self, name)!r} has no meaning with score {self.score!r}")
         if self.score == "observed" and self.stride is not None:
             raise ValueError(

@@ -93,8 +93,12 @@ class Policy:
         return cls(**{**values, "scorer": SCORERS[name](**fields)})
 
 
-def scorer(name: Score, decay: float, window: int) -> Scorer:
+# Queries of a pass that are looked at, if it is not said.
+_OBSERVED = 32
+
+
+def scorer(name: Score, decay: float, window: int | None) -> Scorer:
     """The scorer that an option names."""
     if name == "observed":
-        return ObservedAttention(window, decay)
-    return AttentionMass(decay) if name == "attn_mass" else KeyNorm()
+        return ObservedAttention(_OBSERVED if window is None else window, decay)
+    return AttentionMass(decay, window) if name == "attn_mass" else KeyNorm()

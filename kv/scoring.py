@@ -35,17 +35,23 @@ class Scorer(Protocol):
 class AttentionMass:
     """Attention received from later keys used as queries, summed, old mass decaying by `decay` per token.
 
-    Source: H2O (arXiv:2306.14048), with keys as queries as the chunkkv source document uses it; the decay is ours.
+    window: of all that came since the last time, only so many of the newest are queries; None for all. What the others
+        gave would have decayed to `decay ** window` of it.
+
+    Source: H2O (arXiv:2306.14048), with keys as queries as the chunkkv source document uses it; the rest is ours.
     """
 
     decay: float = 1.0
+    window: int | None = None
     signal: str = "cumulative attention mass"
 
     def score(self, scores: mx.array, keys: mx.array, new: int) -> mx.array:
         """See `Scorer`. Token by token: `scores = scores * decay + softmax(K_before . k / sqrt(D))`, new ones at 0."""
         first = scores.shape[-1]
         fresh = mx.zeros((*keys.shape[:2], new))
-        earned = add_attention_mass(mx.concatenate([scores, fresh], axis=-1), keys, first, new, self.decay)
+        skipped = 0 if self.window is None else max(0, new - self.window)
+        known = mx.concatenate([scores * self.decay**skipped, fresh], axis=-1)
+        earned = add_attention_mass(known, keys, first + skipped, new - skipped, self.decay)
         if not first:
             # No row can score the very first token; the source document starts it at 1.
             earned[..., 0] += self.decay ** (new - 1)

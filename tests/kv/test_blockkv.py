@@ -84,7 +84,7 @@ def test_an_inserted_block_is_what_numpy_would_have_put_there(tiny: Any, recompu
         run(tiny, caches, PASSAGE[:recompute])
     rest = kv.after(recompute)
     assert rest is not None
-    group.insert(rest, ropes(tiny))
+    group.insert([rest], ropes(tiny))
     assert group.find("passage").complete
     assert {cache.offset for cache in caches} == {63}
     logits = np.array(run(tiny, caches, QUESTION))
@@ -103,7 +103,7 @@ def test_a_block_moves_backwards_too(tiny: Any) -> None:
     again = fresh(tiny)
     run(tiny, again, SYSTEM)
     again[0].group.declare(8, 28, "passage")
-    again[0].group.insert(late, ropes(tiny))
+    again[0].group.insert([late], ropes(tiny))
     # What is left when the other block goes sits where it was, and sees the same from there: positions are relative.
     group.evict("other")
     group.rebase(ropes(tiny))
@@ -119,7 +119,7 @@ def test_blocks_that_come_and_go_keep_the_books_straight(tiny: Any) -> None:
     for turn in range(40):
         position = group.position
         group.declare(position, position + 20, f"passage {turn}")
-        group.insert(kv, ropes(tiny))
+        group.insert([kv], ropes(tiny))
         group.declare(position + 20, position + 30, f"question {turn}")
         run(tiny, caches, QUESTION)
         while group.rows > 50:
@@ -127,6 +127,24 @@ def test_blocks_that_come_and_go_keep_the_books_straight(tiny: Any) -> None:
     kept = group.lift(group.units()[-2].block)
     np.testing.assert_allclose(np.array(kept.values[1]), np.array(kv.values[1]), atol=0)
     np.testing.assert_allclose(np.array(kept.keys[1]), rotate(np.array(kv.keys[1]), kept.start - kv.start), atol=1e-4)
+
+
+def test_several_blocks_go_in_at_once_as_one_by_one(tiny: Any) -> None:
+    kv = lifted(tiny)
+    other = fresh(tiny)
+    other[0].group.declare(8, 43, "other")
+    run(tiny, other, SYSTEM + OTHER)
+    blocks = [kv, other[0].group.lift("other"), kv]
+    together, singly = fresh(tiny), fresh(tiny)
+    for caches in (together, singly):
+        run(tiny, caches, SYSTEM)
+    together[0].group.insert(blocks, ropes(tiny))
+    for block in blocks:
+        singly[0].group.insert([block], ropes(tiny))
+    assert together[0].group.positions() == singly[0].group.positions()
+    np.testing.assert_allclose(
+        np.array(run(tiny, together, QUESTION)), np.array(run(tiny, singly, QUESTION)), atol=1e-5
+    )
 
 
 def test_what_cannot_be_lifted_or_inserted_says_so(tiny: Any) -> None:
@@ -142,11 +160,13 @@ def test_what_cannot_be_lifted_or_inserted_says_so(tiny: Any) -> None:
         group.lift("nobody")
     group.close_block()
     with pytest.raises(ValueError, match="20 tokens to insert, room for 12 in budget 30"):
-        group.insert(kv, ropes(tiny))
+        group.insert([kv], ropes(tiny))
     with pytest.raises(ValueError, match="K/V of 2 layers, the model has 3"):
-        group.insert(BlockKV(0, [k[:, :, :5] for k in kv.keys[:2]], [v[:, :, :5] for v in kv.values[:2]]), ropes(tiny))
+        group.insert(
+            [BlockKV(0, [k[:, :, :5] for k in kv.keys[:2]], [v[:, :, :5] for v in kv.values[:2]])], ropes(tiny)
+        )
     with pytest.raises(ValueError, match="does not continue"):
-        group.insert(BlockKV(0, [k[:, :1, :5] for k in kv.keys], [v[:, :1, :5] for v in kv.values]), ropes(tiny))
+        group.insert([BlockKV(0, [k[:, :1, :5] for k in kv.keys], [v[:, :1, :5] for v in kv.values])], ropes(tiny))
     assert group.rows == group.position == 18
 
 
@@ -196,10 +216,10 @@ def test_a_session_answers_the_same_when_a_block_left_and_came_back(smollm2: Loa
     kv = session.lift("passage")
     session.evict("passage")
     with pytest.raises(ValueError, match="K/V of 19 tokens for 3"):
-        session.insert(NewBlock("passage", [1, 2, 3]), kv)
-    session.insert(passage, kv)
+        session.insert([(NewBlock("passage", [1, 2, 3]), kv)])
+    session.insert([(passage, kv)])
     again = read(system)
-    again.insert(passage, kv, recompute=10**6)
+    again.insert([(passage, kv)], recompute=10**6)
     expected = answer(read(system, passage))
     # The first has come back further on: the gap that it left is still there, to all who look back.
     assert int(answer(session).argmax()) == int(expected.argmax())

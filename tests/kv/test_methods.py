@@ -14,6 +14,7 @@ from veloxquant_mlx.quantizers.chunkkv import chunkkv_trim_to, chunkkv_update, i
 
 from kv import KVCacheConfig
 from kv.methods import METHODS
+from kv.scoring import AttentionMass
 from tests.kv.feeding import build, feed, named_values, survivors
 from tests.kv.oracle import OracleLayer
 
@@ -198,6 +199,26 @@ def test_squeezeattention_saved_before_its_budgets_moved_is_not_loaded_without()
     type(caches[0]).from_state(caches[0].state)
     with pytest.raises(ValueError, match="before its layers' budgets were settled"):
         type(caches[1]).from_state(caches[1].state)
+
+
+@pytest.mark.parametrize("window", [1, 7, 30, 100, None])
+def test_of_what_comes_at_once_only_a_window_gives_scores(window: int | None) -> None:
+    keys = random_keys(11, 60, layers=1)[0].astype(np.float64)
+    expected = np.zeros((HEADS, 60))
+    for start, stop in ((0, 30), (30, 60)):
+        for query in range(start, stop):
+            expected *= 0.9
+            if query == 0:
+                expected[:, 0] = 1
+            elif window is None or query >= stop - window:
+                logits = np.einsum("hnd,hd->hn", keys[:, :query], keys[:, query]) / np.sqrt(WIDTH)
+                weights = np.exp(logits - logits.max(-1, keepdims=True))
+                expected[:, :query] += weights / weights.sum(-1, keepdims=True)
+    scorer = AttentionMass(0.9, window)
+    scores = mx.zeros((1, HEADS, 0))
+    for stop in (30, 60):
+        scores = scorer.score(scores, mx.array(keys[None, :, :stop].astype(np.float32)), 30)
+    np.testing.assert_allclose(np.array(scores[0]), expected, atol=1e-5)
 
 
 def test_cam_has_nothing_to_fold_into_when_all_leave() -> None:
@@ -399,7 +420,7 @@ def test_budget_sinks_order_and_repeatability(
         ({"method": "h2o", "h2o_literal": "False"}, "h2o_literal: 'False'"),
         ({"chunkkv_score": ["attn_mass"]}, r"chunkkv_score: \['attn_mass'\]"),
         ({"chunkkv_score": "key_norm", "chunkkv_decay": 0.9}, "chunkkv_decay: 0.9 has no meaning"),
-        ({"chunkkv_window": 8}, "chunkkv_window: 8 has no meaning"),
+        ({"chunkkv_score": "key_norm", "chunkkv_window": 8}, "chunkkv_window: 8 has no meaning"),
         ({"chunkkv_score": "observed", "chunkkv_stride": 8}, "chunkkv_stride: 8 has no meaning"),
         ({"method": "h2o", "h2o_budget": 64, "h2o_stride": 55, "h2o_recent": 40}, "h2o_stride: 55 .* = 20"),
         (
