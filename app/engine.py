@@ -24,6 +24,7 @@ from app.events import Done, Event, Failed
 from app.live import LiveSessions
 from app.plan import DoesNotFit
 from app.problems import as_problem
+from app.snapshots import Snapshots
 from app.store import Store
 from app.tiers import Moved, TieredStore
 from app.turn import Turn
@@ -123,6 +124,14 @@ class BankLimits:
     recompute: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class SnapshotLimits:
+    """Where idle sessions wait, and how many bytes of them; see `Settings`."""
+
+    folder: Path
+    max_bytes: int
+
+
 class Engine:
     """The MLX thread and what lives on it.
 
@@ -137,6 +146,7 @@ class Engine:
         prefill_step: int,
         max_kv_bytes: int,
         bank: BankLimits,
+        snapshots: SnapshotLimits,
     ) -> None:
         self.loaded: Future[LoadedModel] = Future()
         self._load = load
@@ -144,6 +154,7 @@ class Engine:
         self._prefill_step = prefill_step
         self._max_kv_bytes = max_kv_bytes
         self._bank_limits = bank
+        self._snapshot_limits = snapshots
         self._inbox: queue.SimpleQueue[TurnHandle | _Call | None] = queue.SimpleQueue()
         self._running: dict[TurnHandle, _Running] = {}
         self._sessions: LiveSessions | None = None
@@ -195,8 +206,13 @@ class Engine:
         except BaseException as error:
             self.loaded.set_exception(error)
             return
+        waiting = self._snapshot_limits
         self._sessions = LiveSessions(
-            model, Store(self._database), prefill_step=self._prefill_step, max_bytes=self._max_kv_bytes
+            model,
+            Store(self._database),
+            Snapshots(waiting.folder, max_bytes=waiting.max_bytes),
+            prefill_step=self._prefill_step,
+            max_bytes=self._max_kv_bytes,
         )
         limits = self._bank_limits
         store = TieredStore(
@@ -213,6 +229,7 @@ class Engine:
                 running.turn.changes.cancelled = handle.cancelled or stopping
                 self._step(handle, running)
         store.close()
+        self._sessions.close()
 
     def _note_move(self, moved: Moved) -> None:
         move = Move(
@@ -262,7 +279,7 @@ class Engine:
         """Hold idle sessions to the cap: when one starts, since it may have been read in, and when it has grown."""
         busy = {handle.request.session.id for handle in self._running}
         if dropped := self._live().shrink(busy):
-            log.info("idle sessions dropped from memory", sessions=dropped)
+            log.info("idle sessions moved to disk", sessions=dropped)
 
     def _step(self, handle: TurnHandle, running: _Running) -> None:
         try:

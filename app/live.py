@@ -1,11 +1,14 @@
-"""Sessions as the MLX thread holds them: K/V and the table of what is in it, rebuilt from SQLite when it is gone."""
+"""Sessions as the MLX thread holds them: K/V and the table of what is in it; on disk while idle beyond the cap."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from app.audit import BlockRecord, SessionRecord, StoredBlock
+from app.snapshots import Snapshots
 from app.store import Store
 from ingest.jobs import now
 from ingest.records import StoredPassage
@@ -54,9 +57,12 @@ class LiveSession:
 class LiveSessions:
     """The sessions whose K/V is in memory, most recently used last, under a cap in bytes."""
 
-    def __init__(self, model: LoadedModel, store: Store, *, prefill_step: int, max_bytes: int) -> None:
+    def __init__(
+        self, model: LoadedModel, store: Store, snapshots: Snapshots, *, prefill_step: int, max_bytes: int
+    ) -> None:
         self._model = model
         self._store = store
+        self._snapshots = snapshots
         self._prefill_step = prefill_step
         self._max_bytes = max_bytes
         self._sessions: dict[str, LiveSession] = {}
@@ -70,22 +76,19 @@ class LiveSessions:
         return len(self._sessions)
 
     def get(self, record: SessionRecord) -> LiveSession:
-        """The session, from memory or from SQLite; in the latter case its blocks are stale until restored."""
+        """The session: from memory, from its snapshot, or from SQLite, whose blocks are stale until restored."""
         session = self._sessions.pop(record.id, None)
         if session is None:
             stored = self._store.resident(record.id)
+            cache = self._snapshots.take(record.id, partial(self._load, [block.record.id for block in stored]))
+            whole = cache is not None
             session = LiveSession(
                 record=record,
-                cache=Session(
-                    self._model,
-                    budget=record.budget_tokens,
-                    prefill_step=self._prefill_step,
-                    score="key_norm" if record.score == "key_norm" else "attn_mass",
-                ),
+                cache=cache or self._fresh(record),
                 system=next(block.token_ids for block in stored if block.record.kind == "system"),
                 blocks={block.record.id: block.record for block in stored},
                 seen_tokens=record.seen_tokens,
-                stale={block.record.id: block.token_ids for block in stored},
+                stale={} if whole else {block.record.id: block.token_ids for block in stored},
                 bank_keys={block.record.id: block.bank_key for block in stored if block.bank_key},
                 offloaded={
                     block.record.passage_id: block.record
@@ -97,19 +100,45 @@ class LiveSessions:
         self._sessions[record.id] = session
         return session
 
+    def _fresh(self, record: SessionRecord) -> Session:
+        return Session(
+            self._model,
+            budget=record.budget_tokens,
+            prefill_step=self._prefill_step,
+            score="key_norm" if record.score == "key_norm" else "attn_mass",
+        )
+
+    def _load(self, resident: list[str], path: Path, expected: str) -> Session:
+        """The session in a snapshot. Raises ValueError if it is not as SQLite has it: the process stopped in a turn."""
+        session = Session.load(self._model, path, path.name.partition(".")[0], expected)
+        if (held := [block.id for block in session.blocks()]) != resident:
+            raise ValueError(f"{path.name}: holds {len(held)} blocks, which are not the {len(resident)} of the session")
+        return session
+
     def drop(self, session_id: str) -> None:
-        """Free a session's K/V."""
+        """Free a session's K/V, in memory and on disk."""
         self._sessions.pop(session_id, None)
+        self._snapshots.drop(session_id)
 
     def shrink(self, busy: set[str]) -> list[str]:
-        """Drop least recently used idle sessions until the cap holds. Returns their ids."""
-        dropped = []
+        """Move least recently used idle sessions to disk until the cap holds. Returns their ids."""
+        moved = []
         for session_id in [s for s in self._sessions if s not in busy]:
             if self.nbytes <= self._max_bytes:
                 break
-            self.drop(session_id)
-            dropped.append(session_id)
-        return dropped
+            self._snapshot(session_id)
+            moved.append(session_id)
+        return moved
+
+    def close(self) -> None:
+        """Move every session to disk, as far as there is room, for the next process."""
+        for session_id in list(self._sessions):
+            self._snapshot(session_id)
+
+    def _snapshot(self, session_id: str) -> None:
+        session = self._sessions.pop(session_id)
+        if not session.stale:
+            self._snapshots.save(session_id, session.cache)
 
 
 def new_block(

@@ -11,7 +11,7 @@ import structlog
 
 from app import audit
 from app.chat import ChatService
-from app.engine import BankLimits, Engine
+from app.engine import BankLimits, Engine, SnapshotLimits
 from app.problems import Problem
 from app.settings import Settings
 from app.store import Store
@@ -109,6 +109,9 @@ class Boot:
             self._audit,
             prefill_step=settings.prefill_step,
             max_kv_bytes=settings.kv_memory_mb * 1_000_000,
+            snapshots=SnapshotLimits(
+                folder=settings.folder / "sessions", max_bytes=settings.snapshot_disk_mb * 1_000_000
+            ),
             bank=BankLimits(
                 folder=settings.folder / "bank",
                 memory_bytes=settings.bank_memory_mb * 1_000_000,

@@ -19,7 +19,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host, port: where to listen. data_dir: where the databases live. model: the embedded model's name, an mlx-lm
     folder or a hub name. api_key: the bearer token that requests must carry; None asks for none.
     budget_tokens: default KV budget of a session, in tokens per layer. prefill_step: most tokens of a forward pass.
-    kv_memory_mb: KV caches of idle sessions beyond this are dropped, oldest first, and rebuilt when needed.
+    kv_memory_mb: KV caches of idle sessions beyond this go to disk, least recently used first, and come back when
+    needed. snapshot_disk_mb: most of them on disk; what does not fit is rebuilt by reading its blocks; 0 keeps none.
     bank_memory_mb, bank_disk_mb: K/V of passages kept for reuse by all sessions, in memory and then on disk; 0 turns a
     tier off, and both at 0 make every session read its passages itself. bank_recompute: first tokens of a passage from
     the bank that a session reads anew, behind what it holds.
@@ -36,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     budget_tokens: int = 2048
     prefill_step: int = 256
     kv_memory_mb: int = 2048
+    snapshot_disk_mb: int = 4096
     bank_memory_mb: int = 512
     bank_disk_mb: int = 4096
     bank_recompute: int = 0
@@ -52,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "budget_tokens": (64, 1_000_000),
             "prefill_step": (1, 8192),
             "kv_memory_mb": (1, 1_000_000),
+            "snapshot_disk_mb": (0, 10_000_000),
             "bank_memory_mb": (0, 1_000_000),
             "bank_disk_mb": (0, 10_000_000),
             "bank_recompute": (0, 2048),

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
-from kv.blockkv import BlockKV
+from kv.blockkv import BlockKV, checksum
 from kv.builder import KVCacheBuilder
 from kv.cache import EvictingCache
 from kv.config import KVCacheConfig
@@ -79,6 +81,34 @@ class Session:
         )
         self._caches: list[EvictingCache] = KVCacheBuilder.for_model(model.model, config)
         self._group = self._caches[0].group
+
+    # On disk
+
+    def save(self, path: Path, name: str) -> str:
+        """Write everything that is held to a safetensors file that says whose it is. Returns the file's checksum."""
+        about = {"name": name, "model": self.model.fingerprint.hex(), "prefill_step": str(self.prefill_step)}
+        save_prompt_cache(str(path), self._caches, about)
+        return checksum(path)
+
+    @classmethod
+    def load(cls, model: LoadedModel, path: Path, name: str, expected: str) -> Session:
+        """The session that `save` wrote, checked whole before anything of it is used: it goes on where it was.
+
+        Raises OSError if there is no such file, ValueError if it is not the one that was saved, of another name, or of
+        another model.
+        """
+        if (found := checksum(path)) != expected:
+            raise ValueError(f"{path.name}: checksum {found}, not {expected}")
+        caches, about = load_prompt_cache(str(path), return_metadata=True)
+        for key, value in (("name", name), ("model", model.fingerprint.hex())):
+            if about.get(key) != value:
+                raise ValueError(f"{path.name}: {key} is {about.get(key)!r}, not {value!r}")
+        score: Score = "observed" if caches[0].observes else "attn_mass"
+        session = cls(model, budget=caches[0].layer_budget, prefill_step=int(about["prefill_step"]), score=score)
+        session._caches, session._group = caches, caches[0].group
+        # Now, not when they are first used: the file may be gone by then.
+        mx.eval([cache.arrays for cache in caches])
+        return session
 
     # What is held
 

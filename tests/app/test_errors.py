@@ -240,7 +240,11 @@ def test_a_name_is_data_and_never_a_path(service: Service) -> None:
     files = [("files", ("../../etc/passwd", b"The okapi lives in the Congo."))]
     job = service.finish(service.http.post("/v1/documents", files=files).json()["job_id"])
     assert job["status"] == "done"
-    assert sorted(path.name for path in service.folder.iterdir() if "db" not in path.suffix) == ["bank", "server.log"]
+    assert sorted(path.name for path in service.folder.iterdir() if "db" not in path.suffix) == [
+        "bank",
+        "server.log",
+        "sessions",
+    ]
     found = service.http.post("/v1/search", json={"query": "okapi"}).json()["items"]
     assert found[0]["document_id"] == job["documents"][0]["id"]
 

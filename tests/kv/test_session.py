@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -163,3 +164,34 @@ def test_quantised_weights_are_the_same_model(smollm2: LoadedModel) -> None:
         np.testing.assert_allclose(
             np.array(got[name].astype(mx.float32)), np.array(want[name]), atol=2e-3, rtol=2e-3, err_msg=name
         )
+
+
+def test_a_saved_session_goes_on_where_it_was(smollm2: LoadedModel, tmp_path: Path) -> None:
+    session = Session(smollm2, budget=160, prefill_step=64)
+    parts = blocks(smollm2, *PASSAGES)
+    run(session, parts)
+    session.evict("p1")
+    file = tmp_path / "session.safetensors"
+    digest = session.save(file, "ada")
+    loaded = Session.load(smollm2, file, "ada", digest)
+    assert loaded.blocks() == session.blocks()
+    for name in ("tokens_kept", "tokens_seen", "position", "room", "budget", "prefill_step", "nbytes"):
+        assert getattr(loaded, name) == getattr(session, name)
+    question = smollm2.template.wrap(smollm2.template.user, "Where does the Danube rise?")
+    prompt = NewBlock("answer", smollm2.template.assistant.before)
+    logits = []
+    for each in (session, loaded):
+        run(each, [NewBlock("question", question, pinned=True)], prompt)
+        logits.append(np.array(each.step(prompt.tokens[-1])))
+        each.close_answer(len(prompt.tokens), smollm2.template.assistant.after)
+    np.testing.assert_array_equal(*logits)
+    assert loaded.evict("p0") == session.evict("p0")
+    with pytest.raises(ValueError, match="name is 'ada', not 'ben'"):
+        Session.load(smollm2, file, "ben", digest)
+    other = dataclasses.replace(smollm2, name="other")
+    object.__setattr__(other, "fingerprint", b"other")
+    with pytest.raises(ValueError, match="model is"):
+        Session.load(other, file, "ada", digest)
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match="checksum"):
+        Session.load(smollm2, file, "ada", digest)
