@@ -141,6 +141,13 @@ class EvictingCache:
         return *self.arrays, self.group.row_positions, json.dumps(books)
 
     @property
+    def buffers(self) -> tuple[mx.array, mx.array]:
+        """Keys and values with the spare rows after them, [B, H_kv, >= R, D]; something must have been stored."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    @property
     def arrays(self) -> tuple[mx.array | None, mx.array | None, mx.array]:
         """Keys [B, H_kv, R, D], values, and the scores earned so far [B, H_kv, <= R]."""
         if self.keys is None or self.values is None:

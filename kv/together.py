@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
 
-from kv import hook
+from kv import cpu_attention, hook
 from kv.cache import EvictingCache
 from kv.config import KVCacheConfig
 from kv.masks import check_full_attention
@@ -43,7 +44,7 @@ def step_together(sessions: Sequence[Session], tokens: Sequence[int]) -> list[mx
     if len(sessions) < 2 or not sessions[0].model.decodes_together:
         return [session.step(token) for session, token in zip(sessions, tokens, strict=True)]
     streams = [session.begin_step() for session in sessions]
-    logits = sessions[0].model.model(mx.array(list(tokens))[:, None], cache=_layers(streams))
+    logits = sessions[0].model.model(mx.array(list(tokens))[:, None], cache=_layers(streams, quick=True))
     rows = [logits[i, -1] for i in range(len(streams))]
     # Keys and values are worked out on the way to the logits; only what observed attention has scored is not.
     mx.eval(rows, [cache.scores for caches in streams for cache in caches])
@@ -58,7 +59,7 @@ def can_share_a_pass(model: Any) -> bool:
     streams = [KVCacheConfig(method="full").build(len(model.layers)) for _ in range(2)]
     try:
         hook.install(model, "attends_by_stream", _by_stream)
-        layers = _layers(streams)
+        layers = _layers(streams, quick=False)
         model(mx.zeros((len(streams), 1), dtype=mx.int32), cache=layers)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return False
@@ -69,11 +70,13 @@ class StreamsLayer:
     """One layer's caches of several streams, for a pass of one token each.
 
     caches: one a stream, in the order of the rows. offset: each stream's position, [B].
+    quick: whether attention may be computed at once, on the CPU; else it is laid out as MLX does.
     """
 
-    def __init__(self, caches: Sequence[EvictingCache], offset: mx.array) -> None:
+    def __init__(self, caches: Sequence[EvictingCache], offset: mx.array, *, quick: bool) -> None:
         self.caches = caches
         self.offset = offset
+        self._quick = quick
         self.attended = False
         self._new: tuple[mx.array, mx.array] | None = None
 
@@ -83,7 +86,15 @@ class StreamsLayer:
         return keys, values
 
     def attend(
-        self, attention: hook.Attention, queries: mx.array, keys: mx.array, values: mx.array, **options: Any
+        self,
+        attention: hook.Attention,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *,
+        scale: float,
+        mask: mx.array | None,
+        **options: Any,
     ) -> mx.array:
         """Store each stream's new row and let its query attend to all it holds: [B, H_q, 1, D].
 
@@ -92,13 +103,34 @@ class StreamsLayer:
         """
         if self._new is None or keys is not self._new[0] or values is not self._new[1]:
             raise ValueError("the model attends to other keys and values than those it has cached")
+        self.attended = True
+        if self._quick and cpu_attention.serves(attention, keys.dtype, mask, options):
+            return self._attend_on_cpu(queries, keys, values, scale)
         outputs = []
         for i, cache in enumerate(self.caches):
             row = slice(i, i + 1)
             held_keys, held_values = cache.update_and_fetch(keys[row], values[row])
-            outputs.append(attention(queries[row], held_keys, held_values, cache=cache, **options))
-        self.attended = True
+            outputs.append(
+                attention(queries[row], held_keys, held_values, cache=cache, scale=scale, mask=mask, **options)
+            )
         return mx.concatenate(outputs)
+
+    def _attend_on_cpu(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+        for i, cache in enumerate(self.caches):
+            cache.update_and_fetch(keys[i : i + 1], values[i : i + 1])
+        mx.eval(queries, [cache.buffers for cache in self.caches])
+        asked = np.array(queries, copy=False)[:, :, 0]
+        # Views of the buffers. They are gone before the next row is stored, or storing it would copy the buffer.
+        output = []
+        for i, cache in enumerate(self.caches):
+            held_keys, held_values = (
+                np.array(buffer, copy=False)[0, :, : cache.tokens_kept] for buffer in cache.buffers
+            )
+            output.append(cpu_attention.attend(asked[i], held_keys, held_values, scale))
+        for i, cache in enumerate(self.caches):
+            if cache.observes:
+                cache.observe(queries[i : i + 1], scale)
+        return mx.array(np.stack(output))[:, :, None]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
         """The mask of a pass of one token, which sees everything. Raises ValueError for sliding windows."""
@@ -106,9 +138,9 @@ class StreamsLayer:
         return mx.ones((1, 1), dtype=mx.bool_) if return_array else None
 
 
-def _layers(streams: Sequence[list[EvictingCache]]) -> list[StreamsLayer]:
+def _layers(streams: Sequence[list[EvictingCache]], *, quick: bool) -> list[StreamsLayer]:
     offset = mx.array([caches[0].offset for caches in streams])
-    return [StreamsLayer(caches, offset) for caches in zip(*streams, strict=True)]
+    return [StreamsLayer(caches, offset, quick=quick) for caches in zip(*streams, strict=True)]
 
 
 def _by_stream(module: ModuleType, attention: hook.Attention) -> hook.Attention:

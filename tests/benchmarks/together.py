@@ -59,7 +59,6 @@ def main(rounds: int, steps: int, score: str, out: Path | None) -> None:
             step_together(sessions, tokens)
         seconds = (time.perf_counter() - started) / steps
         for session, position in zip(sessions, before, strict=True):
-            session.close_answer(session.tokens_kept, [])
             session.rewind("answer")
             for _ in session.prefill([], answer=NewBlock("answer", text[:2])):
                 pass
