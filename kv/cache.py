@@ -113,6 +113,14 @@ class EvictingCache:
         if self is self.group.layers[-1]:
             self.group.settle_observed(queries.shape[2])
 
+    def observe_mass(self, mass: mx.array) -> None:
+        """Be told, in place of `observe`, what attention the one token just stored has paid: [B, H_kv, R], by row."""
+        assert isinstance(self.policy.scorer, ObservedAttention)
+        if self in self.group.judges:
+            self.scores = self.policy.scorer.add(self.scores, mass, 1)
+        if self is self.group.layers[-1]:
+            self.group.settle_observed(1)
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of a pass of N tokens.
 

@@ -37,10 +37,10 @@ def serves(attention: Attention, dtype: mx.Dtype, mask: object, options: dict[st
     )
 
 
-def attend(queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats:
-    """One token's attention over R rows, its own included: [H_q, D_v].
+def attend(queries: Floats, keys: Floats, values: Floats, scale: float) -> tuple[Floats, Floats]:
+    """One token's attention over R rows, its own included: the output, [H_q, D_v], and the weights, [H_kv, n, R].
 
-    queries: [H_q, D]. keys: [H_kv, R, D]. values: [H_kv, R, D_v].
+    queries: [H_q, D]; n of them share a key head. keys: [H_kv, R, D]. values: [H_kv, R, D_v].
     """
     heads, rows, width = keys.shape
     grouped = (queries * np.float32(scale)).reshape(heads, -1, width)
@@ -50,6 +50,5 @@ def attend(queries: Floats, keys: Floats, values: Floats, scale: float) -> Float
         np.matmul(grouped, keys[:, part].swapaxes(1, 2), out=weights[..., part])
     weights -= weights.max(axis=-1, keepdims=True)
     np.exp(weights, out=weights)
-    output = weights @ values
-    output /= weights.sum(axis=-1, keepdims=True)
-    return output.reshape(len(queries), -1)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return (weights @ values).reshape(len(queries), -1), weights

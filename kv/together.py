@@ -120,17 +120,17 @@ class StreamsLayer:
             cache.update_and_fetch(keys[i : i + 1], values[i : i + 1])
         mx.eval(queries, [cache.buffers for cache in self.caches])
         asked = np.array(queries, copy=False)[:, :, 0]
-        # Views of the buffers. They are gone before the next row is stored, or storing it would copy the buffer.
-        output = []
+        outputs = []
         for i, cache in enumerate(self.caches):
+            # Views: they have to be gone when the next row comes, or storing it would copy the buffer.
             held_keys, held_values = (
                 np.array(buffer, copy=False)[0, :, : cache.tokens_kept] for buffer in cache.buffers
             )
-            output.append(cpu_attention.attend(asked[i], held_keys, held_values, scale))
-        for i, cache in enumerate(self.caches):
+            output, weights = cpu_attention.attend(asked[i], held_keys, held_values, scale)
+            outputs.append(output)
             if cache.observes:
-                cache.observe(queries[i : i + 1], scale)
-        return mx.array(np.stack(output))[:, :, None]
+                cache.observe_mass(mx.array(weights.mean(axis=1))[None])
+        return mx.array(np.stack(outputs))[:, :, None]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
         """The mask of a pass of one token, which sees everything. Raises ValueError for sliding windows."""
