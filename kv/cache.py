@@ -114,6 +114,14 @@ class EvictingCache:
         if self is self.group.layers[-1]:
             self.group.settle_observed(queries.shape[2])
 
+    def observe_mass(self, mass: mx.array) -> None:
+        """Be told, in place of `observe`, what attention the one token just stored has paid: [B, H_kv, R], by row."""
+        assert isinstance(self.policy.scorer, ObservedAttention)
+        if self in self.group.judges:
+            self.scores = self.policy.scorer.add(self.scores, mass, 1)
+        if self is self.group.layers[-1]:
+            self.group.settle_observed(1)
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of a pass of N tokens.
 
@@ -140,6 +148,13 @@ class EvictingCache:
             "group": self.group.books(),
         }
         return *self.arrays, self.group.row_positions, json.dumps(books)
+
+    @property
+    def buffers(self) -> tuple[mx.array, mx.array]:
+        """Keys and values with the spare rows after them, [B, H_kv, >= R, D]; something must have been stored."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
 
     @property
     def arrays(self) -> tuple[mx.array | None, mx.array | None, mx.array]:

@@ -17,6 +17,7 @@ from mlx_lm.utils import dequantize_model
 from kv import smollm2
 from kv.template import ChatTemplate
 from kv.text import TextCodec
+from kv.together import can_share_a_pass
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,6 +54,11 @@ class LoadedModel:
         sizes: list[int] = []
         tree_map(lambda array: sizes.append(array.nbytes), self.model.parameters())
         return sum(sizes)
+
+    @cached_property
+    def decodes_together(self) -> bool:
+        """Whether several sessions can share a forward pass; see `kv.together`."""
+        return can_share_a_pass(self.model)
 
 
 def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> LoadedModel:

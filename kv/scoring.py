@@ -125,6 +125,10 @@ class ObservedAttention:
         mask = mx.arange(rows - last, rows)[:, None] >= mx.arange(rows)
         weights = mx.softmax(mx.where(mask, logits, mx.finfo(mx.float32).min), axis=-1)
         mass = (_fading(last, self.decay) @ weights)[..., 0, :].mean(axis=2)
+        return self.add(scores, mass, count)
+
+    def add(self, scores: mx.array, mass: mx.array, count: int) -> mx.array:
+        """The scores of all rows once a pass of `count` tokens has paid `mass`, [B, H_kv, R]."""
         return mx.pad(scores * self.decay**count, [(0, 0), (0, 0), (0, count)]) + mass
 
 

@@ -74,10 +74,11 @@ class Session:
             chunkkv_scope="model",
             chunkkv_score=score,
             chunkkv_pool=pool,
-            # The session makes room itself; nothing may leave before the budget is truly full.
-            chunkkv_stride=1,
+            # The session makes room itself; nothing may leave before the budget is truly full. Observed attention,
+            # which judges whole passes, evicts no sooner anyway and takes no stride.
+            chunkkv_stride=None if score == "observed" else 1,
             # A turn brings thousands of tokens; what the earlier ones gave has faded anyway: 0.98 ** 128 is 0.08.
-            chunkkv_window=None if score == "key_norm" else 128,
+            chunkkv_window=128 if score == "attn_mass" else None,
         )
         self._caches: list[EvictingCache] = KVCacheBuilder.for_model(model.model, config)
         self._group = self._caches[0].group
@@ -183,14 +184,23 @@ class Session:
     def step(self, token: int) -> mx.array:
         """Feed one token of the open answer; returns the next token's logits, [V].
 
-        Raises ValueError if there is no room for it.
+        Raises ValueError if there is no room for it. See `kv.together` for several sessions at once.
         """
+        self.check_step()
+        caches = self.begin_step()
+        logits: mx.array = self._forward([token])[0, -1]
+        mx.eval(logits, [cache.arrays for cache in caches])
+        return logits
+
+    def check_step(self) -> None:
+        """Raise ValueError if there is no room for another token."""
         if self.room < 1:
             raise ValueError(f"no room for another token in budget {self.budget}")
+
+    def begin_step(self) -> list[EvictingCache]:
+        """The caches, one a layer, ready to take one more token from a forward pass that the caller runs."""
         self._stay_in_context(1)
-        logits: mx.array = self._forward([token])[0, -1]
-        mx.eval(logits, [cache.arrays for cache in self._caches])
-        return logits
+        return self._caches
 
     def close_answer(self, kept: int, rest: Sequence[int]) -> None:
         """End the open answer as the first `kept` of its tokens followed by `rest`.

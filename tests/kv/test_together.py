@@ -1,0 +1,394 @@
+"""Sessions that decode together, against the same sessions alone and against stock mlx-lm."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.base import scaled_dot_product_attention
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.llama import Attention
+
+from kv import LoadedModel, Session
+from kv.policy import Pool, Score
+from kv.session import NewBlock, sampler
+from kv.together import step_together
+from tests.kv.feeding import tiny_llama
+from tests.kv.test_observed import COMMON, FAMILIES, tiny
+
+WORDS = 100
+SCORES: list[Score] = ["attn_mass", "key_norm", "observed"]
+POOLS: list[Pool] = ["mean", "max"]
+# As many as there are sinks, so that every other block can be evicted.
+SYSTEM = 4
+PROMPT = NewBlock("answer", (3, 4, 5))
+
+
+def loaded(model: Any, context: int = 4096) -> LoadedModel:
+    """A model without its tokenizer, which decoding does not need."""
+    ropes = [layer.self_attn.rope for layer in model.layers]
+    none = cast(Any, None)
+    return LoadedModel("tiny", model, none, none, none, frozenset(), context, ropes)
+
+
+@pytest.fixture(scope="module")
+def llama() -> LoadedModel:
+    return loaded(tiny_llama(width=16, words=WORDS))
+
+
+def words(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(1 + seed).integers(0, WORDS, count).tolist()
+
+
+class Stream:
+    """A session in the batch, and its twin, which is told the same and decodes alone."""
+
+    def __init__(self, model: LoadedModel, seed: int, blocks: Sequence[int], **options: Any) -> None:
+        self.options = {"budget": 512, "prefill_step": 64, **options}
+        self.batched = Session(model, **self.options)
+        self.alone = Session(model, **self.options)
+        self.seed = seed
+        self.answers = 0
+        self.fed = 0
+        system = NewBlock("system", words(seed - 1, SYSTEM), pinned=True)
+        self.read([system, *(NewBlock(f"b{i}", words(seed + i, count)) for i, count in enumerate(blocks))])
+
+    def read(self, blocks: Sequence[NewBlock]) -> None:
+        """Read blocks, and open an answer."""
+        self.answers += 1
+        self.answer = NewBlock(f"answer{self.answers}", words(self.seed + 100 + self.answers, 3))
+        self.token, self.fed = self.answer.tokens[-1], -1
+        for session in (self.batched, self.alone):
+            for _ in session.prefill(blocks, answer=self.answer):
+                pass
+
+    def take(self, logits: mx.array) -> None:
+        """Compare the logits of the batch with those alone; go on with the likeliest token."""
+        want = np.array(self.alone.step(self.token))
+        np.testing.assert_allclose(np.array(logits), want, atol=1e-4, rtol=1e-4)
+        assert int(np.array(logits).argmax()) == int(want.argmax())
+        self.token = int(want.argmax())
+        self.fed += 1
+
+    def close(self, kept: int, rest: Sequence[int]) -> None:
+        """Close the answer as its first `kept` generated tokens and `rest`."""
+        for session in (self.batched, self.alone):
+            session.close_answer(len(self.answer.tokens) + kept, rest)
+            session.pin(self.answer.id, False)
+
+    def evict(self, block: str) -> None:
+        got, want = self.batched.evict(block), self.alone.evict(block)
+        assert (got.block, got.start, got.tokens) == (want.block, want.start, want.tokens)
+        assert got.score == pytest.approx(want.score, rel=1e-3, abs=1e-5)
+
+    def check(self) -> None:
+        """What is held is the same: books, rows, scores, keys and values."""
+        got, want = self.batched, self.alone
+        assert (got.tokens_seen, got.tokens_kept, got.position) == (want.tokens_seen, want.tokens_kept, want.position)
+        for mine, theirs in zip(got.blocks(), want.blocks(), strict=True):
+            assert dataclasses.replace(mine, score=0.0) == dataclasses.replace(theirs, score=0.0)
+            assert mine.score == pytest.approx(theirs.score, rel=1e-3, abs=1e-5)
+        for cache, other in zip(got._caches, want._caches, strict=True):
+            assert (cache.offset, cache.tokens_seen, cache.tokens_kept) == (
+                other.offset,
+                other.tokens_seen,
+                other.tokens_kept,
+            )
+            for mine_, theirs_ in zip(cache.arrays, other.arrays, strict=True):
+                np.testing.assert_allclose(np.array(mine_), np.array(theirs_), atol=1e-4, rtol=1e-4)
+        assert got._group.positions() == want._group.positions()
+        assert got.nbytes == want.nbytes
+
+
+def step(streams: Sequence[Stream], times: int = 1) -> None:
+    for _ in range(times):
+        rows = step_together([stream.batched for stream in streams], [stream.token for stream in streams])
+        for stream, logits in zip(streams, rows, strict=True):
+            stream.take(logits)
+
+
+def test_sessions_of_very_different_lengths_get_the_logits_of_stock_mlx_lm(llama: LoadedModel) -> None:
+    lengths = [60, 1000, 1, 333]
+    sessions, texts = [], []
+    for seed, length in enumerate(lengths):
+        session = Session(llama, budget=1100, prefill_step=256)
+        texts.append([*words(seed, length), *PROMPT.tokens])
+        for _ in session.prefill([NewBlock("text", words(seed, length))], answer=PROMPT):
+            pass
+        sessions.append(session)
+    tokens = [PROMPT.tokens[-1]] * len(sessions)
+    stock = [make_prompt_cache(llama.model) for _ in sessions]
+    for text, cache in zip(texts, stock, strict=True):
+        llama.model(mx.array(text[:-1])[None], cache=cache)
+    for _ in range(8):
+        rows = step_together(sessions, tokens)
+        for i, (token, cache) in enumerate(zip(tokens, stock, strict=True)):
+            want = np.array(llama.model(mx.array([[token]]), cache=cache)[0, -1])
+            np.testing.assert_allclose(np.array(rows[i]), want, atol=1e-4)
+            tokens[i] = int(want.argmax())
+
+
+def test_a_step_is_one_forward_pass(llama: LoadedModel) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    class Counting:
+        layers = llama.model.layers
+
+        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+            shapes.append(tokens.shape)
+            logits: mx.array = llama.model(tokens, cache=cache)
+            return logits
+
+    model = dataclasses.replace(llama, model=Counting())
+    streams = [Stream(model, seed, [20 + seed]) for seed in range(5)]
+    tokens = [stream.token for stream in streams]
+    sessions = [stream.batched for stream in streams]
+    assert model.decodes_together
+    shapes.clear()
+    step_together(sessions, tokens)
+    assert shapes == [(5, 1)]
+
+
+def test_no_keys_or_values_are_copied(llama: LoadedModel) -> None:
+    """A step over four long streams takes less memory, beyond that of short ones, than one layer's rows of one."""
+
+    def extra(rows: int) -> int:
+        streams = [Stream(llama, seed, [rows], budget=rows + 96, prefill_step=512) for seed in range(4)]
+        sessions, tokens = [s.batched for s in streams], [s.token for s in streams]
+        step_together(sessions, tokens)
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        step_together(sessions, tokens)
+        return mx.get_peak_memory() - before
+
+    one_layer = 2 * 2000 * 2 * 16 * 4
+    assert extra(2000) - extra(20) < one_layer
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_joining_and_leaving_changes_no_other_answer(score: Score, kv_heads: int) -> None:
+    model = loaded(tiny_llama(width=16, kv_heads=kv_heads, words=WORDS))
+    first, second = Stream(model, 1, [30, 40], score=score), Stream(model, 20, [150], score=score, budget=200)
+    step([first], 2)
+    step([second, first], 3)
+    third = Stream(model, 40, [9, 9, 9], score=score, pool="max")
+    step([third, first, second], 3)
+    first.evict("b0")
+    step([second, third, first], 3)
+    second.close(2, words(7, 4))
+    step([first, third], 3)
+    second.evict("b0")
+    second.read([NewBlock("question", words(9, 12))])
+    step([first, second, third], 3)
+    for stream in (first, second, third):
+        stream.check()
+
+
+def test_sessions_of_different_scores_share_a_pass(llama: LoadedModel) -> None:
+    streams = [
+        Stream(llama, 10 * i, [30 + i, 20], score=score, pool=pool, budget=80 + i)
+        for i, (score, pool) in enumerate((score, pool) for score in SCORES for pool in POOLS)
+    ]
+    step(streams, 5)
+    for stream in streams:
+        stream.check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str) -> None:
+    model = loaded(tiny(family)[0])
+    assert model.decodes_together
+    streams = []
+    for seed, length in enumerate([40, 7, 90]):
+        streams.append(Stream(model, 10 * seed, [length], score=SCORES[seed]))
+    step(streams, 4)
+    for stream in streams:
+        stream.check()
+
+
+def test_a_model_that_attends_in_its_own_way_is_stepped_one_after_another() -> None:
+    module = importlib.import_module("mlx_lm.models.gemma2")
+    args = module.ModelArgs(model_type="gemma2", head_dim=16, **{**COMMON, "vocab_size": WORDS, "rope_theta": 10000.0})
+    model = loaded(module.Model(args))
+    assert not model.decodes_together
+    streams = [Stream(model, seed, [10 + seed]) for seed in range(3)]
+    step(streams, 3)
+    for stream in streams:
+        stream.check()
+
+
+class ScalingAttention(Attention):  # type: ignore[misc]
+    """Attends to something else than what its cache returns."""
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
+        keys = self.rope(self.k_proj(x).reshape(*x.shape[:2], self.n_kv_heads, -1).swapaxes(1, 2), offset=cache.offset)
+        keys, values = cache.update_and_fetch(keys, keys)
+        output = scaled_dot_product_attention(keys, 2 * keys, values, cache=cache, scale=self.scale, mask=mask)
+        return x + output.sum()
+
+
+def test_a_model_that_attends_to_other_keys_than_it_caches_is_stepped_one_after_another() -> None:
+    tiny_model = tiny_llama(width=16, words=WORDS)
+    tiny_model.layers[1].self_attn = ScalingAttention(tiny_model.args)
+    model = loaded(tiny_model)
+    assert not model.decodes_together
+    streams = [Stream(model, seed, [10 + seed]) for seed in range(3)]
+    step(streams, 3)
+    for stream in streams:
+        stream.check()
+
+
+def test_streams_longer_than_the_trained_context_are_renumbered_each_at_its_time() -> None:
+    model = loaded(tiny_llama(width=16, words=WORDS), context=90)
+    streams = [Stream(model, 10 * i, [20, 15 + i, 10], budget=80, score=SCORES[i]) for i in range(3)]
+    renumbered = set()
+    for round_ in range(12):
+        for _ in range(6):
+            before = [stream.batched.position for stream in streams]
+            step(streams)
+            renumbered |= {(i, round_) for i in range(3) if streams[i].batched.position < before[i]}
+        stream = streams[round_ % 3]
+        stream.close(stream.fed, [])
+        stream.evict(stream.answer.id)
+        stream.read([])
+    for stream in streams:
+        stream.check()
+    assert len({i for i, _ in renumbered}) == 3
+    assert len({round_ for _, round_ in renumbered}) > 1
+
+
+def held(session: Session) -> list[Any]:
+    caches = [[None if a is None else np.array(a).tolist() for a in cache.arrays] for cache in session._caches]
+    return [session.tokens_seen, session.position, session._group.positions(), caches]
+
+
+def test_what_cannot_be_done_is_refused_before_anything_is_changed(llama: LoadedModel) -> None:
+    other = loaded(tiny_llama(width=16, words=WORDS))
+    a, b, c = (Stream(model, seed, [30]).batched for seed, model in enumerate([llama, llama, other]))
+    full = Stream(llama, 5, [30], budget=36).batched
+    # The first would have to be renumbered.
+    near = Stream(dataclasses.replace(llama, context_length=38), 6, [10, 20], budget=38)
+    near.evict("b0")
+    near.batched.step(1)
+    near.batched.step(1)
+    assert near.batched.position == near.batched.model.context_length
+    sessions = [near.batched, a, b, c, full]
+    before = [held(session) for session in sessions]
+    for batch, tokens, message in [
+        ([near.batched, a, full], [1, 1, 1], "no room for another token in budget 36"),
+        ([full], [1], "no room"),
+        ([near.batched, a, a], [1, 1, 1], "a session comes twice"),
+        ([near.batched, c], [1, 1], "different models"),
+        ([near.batched, a, b], [1, 1], "2 tokens for 3 sessions"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            step_together(batch, tokens)
+    assert [held(session) for session in sessions] == before
+    step_together([near.batched, a, b], [1, 1, 1])
+    assert near.batched.position < near.batched.model.context_length
+
+
+def test_no_session_is_no_work() -> None:
+    assert step_together([], []) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_whatever_joins_leaves_and_is_evicted_each_answer_is_as_alone(data: st.DataObject) -> None:
+    model = loaded(tiny_llama(width=8, layers=2, words=WORDS), context=data.draw(st.sampled_from([120, 4096])))
+    streams: list[Stream] = []
+    idle: list[Stream] = []
+    seed = 0
+    for _ in range(data.draw(st.integers(3, 12))):
+        choices = ["join"] * (len(streams) < 4) + ["step"] * 3 * bool(streams)
+        choices += ["evict", "leave"] * bool(streams) + ["return"] * bool(idle)
+        match data.draw(st.sampled_from(choices)):
+            case "join":
+                seed += 1000
+                blocks = data.draw(st.lists(st.integers(1, 25), min_size=1, max_size=3))
+                options = {
+                    "budget": data.draw(st.integers(SYSTEM + sum(blocks) + 10, 120)),
+                    "score": data.draw(st.sampled_from(SCORES)),
+                    "pool": data.draw(st.sampled_from(POOLS)),
+                    "prefill_step": data.draw(st.integers(1, 40)),
+                }
+                streams.append(Stream(model, seed, blocks, **options))
+            case "step":
+                some = data.draw(st.permutations(streams))[: data.draw(st.integers(1, len(streams)))]
+                for _ in range(data.draw(st.integers(1, 4))):
+                    step([stream for stream in some if stream.batched.room])
+            case "evict":
+                stream = data.draw(st.sampled_from(streams))
+                free = [b.id for b in stream.alone.blocks() if not b.pinned and b.start >= 4]
+                if free:
+                    stream.evict(data.draw(st.sampled_from(free)))
+            case "leave":
+                stream = data.draw(st.sampled_from(streams))
+                kept = data.draw(st.integers(-1, stream.fed))
+                rest = words(seed, data.draw(st.integers(0, 3)))
+                if len(rest) <= stream.batched.room:
+                    stream.close(kept, rest)
+                    idle.append(stream)
+                    streams.remove(stream)
+            case "return":
+                stream = data.draw(st.sampled_from(idle))
+                question = [NewBlock(f"q{stream.answers}", words(seed, data.draw(st.integers(1, 9))))]
+                if stream.batched.room >= len(question[0].tokens) + 2:
+                    stream.read(question)
+                    streams.append(stream)
+                    idle.remove(stream)
+    for stream in [*streams, *idle]:
+        stream.check()
+
+
+@pytest.mark.model
+def test_eight_answers_of_the_real_model_are_those_alone(smollm2: LoadedModel) -> None:
+    template, pick = smollm2.template, sampler(0.0)
+    questions = ["Name a river.", "What is the capital of Norway?", "Count to five.", "What is rain?",
+                 "Name three colours.", "Who wrote Hamlet?", "What is 2 + 2?", "Where do penguins live?"]  # fmt: skip
+
+    def opened(i: int) -> Session:
+        session = Session(smollm2, budget=900, prefill_step=128, score=SCORES[i % 2 * 2])
+        text = "The ferry leaves the pier at noon and returns at six, unless the wind is from the west. " * (1 + 3 * i)
+        parts = [
+            NewBlock("system", template.wrap(template.system, "Answer in one sentence."), pinned=True),
+            NewBlock("passage", template.wrap(template.passage, text)),
+            NewBlock("question", template.wrap(template.user, questions[i]), pinned=True),
+        ]
+        for _ in session.prefill(parts, answer=NewBlock("answer", template.assistant.before)):
+            pass
+        return session
+
+    # Each answers 12 tokens; session i joins at step i, and its passage is evicted after its sixth token.
+    def feed(session: Session, given: list[int]) -> None:
+        if len(given) == 6:
+            session.evict("passage")
+
+    start = template.assistant.before[-1]
+    alone: list[list[int]] = []
+    for i in range(8):
+        session, given = opened(i), [start]
+        while len(given) < 13:
+            given.append(pick(session.step(given[-1])))
+            feed(session, given)
+        alone.append(given)
+    sessions: list[Session] = []
+    answers: list[list[int]] = []
+    while len(sessions) < 8 or any(len(given) < 13 for given in answers):
+        if len(sessions) < 8:
+            sessions.append(opened(len(sessions)))
+            answers.append([start])
+        at_work = [i for i, given in enumerate(answers) if len(given) < 13]
+        rows = step_together([sessions[i] for i in at_work], [answers[i][-1] for i in at_work])
+        for i, logits in zip(at_work, rows, strict=True):
+            answers[i].append(pick(logits))
+            feed(sessions[i], answers[i])
+    assert answers == alone
