@@ -1,4 +1,6 @@
-"""The MLX thread: it loads the model and runs every operation on it, one step of each turn in rotation.
+"""The MLX thread: it loads the model and runs every operation on it.
+
+Turns that answer decode together, a token each in one pass; between such passes one turn that reads takes one slice.
 
 The event loop hands turns in and gets events back through a queue; neither side ever waits for the other.
 """
@@ -8,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Set
+from collections.abc import AsyncIterator, Callable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import mlx.core as mx
 import structlog
 
 from app import audit
@@ -27,10 +30,11 @@ from app.problems import as_problem
 from app.snapshots import Snapshots
 from app.store import Store
 from app.tiers import Moved, TieredStore
-from app.turn import Turn
+from app.turn import Steps, Turn
 from ingest.database import Database
 from ingest.jobs import new_id, now
 from kv.model import LoadedModel
+from kv.together import step_together
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -40,8 +44,11 @@ _STOP_SECONDS = 20.0
 
 @dataclass
 class _Running:
+    """A turn at work. token: what it wants to have fed next; None while it reads."""
+
     turn: Turn
-    steps: Iterator[None]
+    steps: Steps
+    token: int | None = None
 
 
 class TurnHandle:
@@ -225,9 +232,9 @@ class Engine:
         stopping = False
         while not (stopping and not self._running):
             stopping = self._take_in(block=not self._running) or stopping
-            for handle, running in list(self._running.items()):
+            for handle, running in self._running.items():
                 running.turn.changes.cancelled = handle.cancelled or stopping
-                self._step(handle, running)
+            self._round()
         store.close()
         self._sessions.close()
 
@@ -281,9 +288,41 @@ class Engine:
         if dropped := self._live().shrink(busy):
             log.info("idle sessions moved to disk", sessions=dropped)
 
-    def _step(self, handle: TurnHandle, running: _Running) -> None:
+    def _round(self) -> None:
+        """One pass for all turns that answer, then one for a turn that reads: nobody waits for more than one other."""
+        reading = [item for item in self._running.items() if item[1].token is None]
+        answering = [item for item in self._running.items() if item[1].token is not None]
+        if answering:
+            self._decode(answering)
+        if reading:
+            handle, running = reading[0]
+            # To the end of the line.
+            self._running[handle] = self._running.pop(handle)
+            self._step(handle, running)
+
+    def _decode(self, answering: list[tuple[TurnHandle, _Running]]) -> None:
+        fed = [(handle, running) for handle, running in answering if not running.turn.changes.cancelled]
+        logits: list[mx.array] = []
+        if fed:
+            try:
+                logits = step_together(
+                    [running.turn.live.cache for _, running in fed],
+                    [running.token for _, running in fed if running.token is not None],
+                )
+            except Exception as error:
+                # A pass that failed may have reached some of the caches: none can be trusted.
+                for handle, _ in fed:
+                    self._fail(handle, error)
+                fed = []
+        for (handle, running), row in zip(fed, logits, strict=True):
+            self._step(handle, running, row)
+        for handle, running in answering:
+            if running.turn.changes.cancelled and handle in self._running:
+                self._step(handle, running)
+
+    def _step(self, handle: TurnHandle, running: _Running, logits: mx.array | None = None) -> None:
         try:
-            next(running.steps)
+            running.token = running.steps.send(logits)
         except StopIteration:
             self._end(handle)
         except DoesNotFit as refusal:

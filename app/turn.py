@@ -8,8 +8,10 @@ evicted, and passages that it brought in whole stay resident: both are true of t
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Literal
+
+import mlx.core as mx
 
 from app import audit
 from app.answer import AnswerText, Written
@@ -24,6 +26,10 @@ from kv.session import sampler
 
 # A stop string may end inside a token; what is left of that token is encoded again, in at most so many tokens.
 _STOP_SLACK = 16
+
+
+# What a turn yields and is sent; see `Turn.run`.
+Steps = Generator[int | None, mx.array | None, None]
 
 
 class Turn:
@@ -42,8 +48,11 @@ class Turn:
         self._sources: list[Source] = []
         self._scores: dict[str, float] = {}
 
-    def run(self) -> Iterator[None]:
-        """Run the turn; each `next` is one forward pass at most.
+    def run(self) -> Steps:
+        """Run the turn: each step is one forward pass at most.
+
+        Yields None after a pass of its own. Yields a token when that is to be fed to the session next, and is to be
+        sent the logits, [V], or None if the turn was cancelled: so turns that answer share their passes.
 
         Raises DoesNotFit, before anything has changed, if the turn cannot fit the budget.
         """
@@ -57,7 +66,7 @@ class Turn:
         self.changes.evict_deleted()
         for leaving in plan.evict:
             self.changes.evict(leaving, "room_for_turn")
-        yield
+        yield None
         self._cached = live.cache.tokens_kept
         yield from self.changes.read(plan, live.cache.model.template.assistant.before)
         self._read_at = time.monotonic()
@@ -127,7 +136,7 @@ class Turn:
 
     # Answering
 
-    def _answer(self, plan: Plan) -> Generator[None, None, Written | None]:
+    def _answer(self, plan: Plan) -> Generator[int, mx.array | None, Written | None]:
         cache, template = self.live.cache, self.live.cache.model.template.assistant
         answer = AnswerText(cache.model.codec, self.request.stop, plan.max_tokens)
         pick = sampler(self.request.temperature)
@@ -135,7 +144,10 @@ class Turn:
         while True:
             # For this token, the one it leads to, and the template's end.
             self.changes.make_room(plan, 2 + len(template.after))
-            logits = cache.step(token)
+            logits = yield token
+            if logits is None:
+                reason: FinishReason = "cancelled"
+                break
             fed += 1
             self.changes.note_peak()
             if fed == 0:
@@ -143,16 +155,12 @@ class Turn:
                 self._prompt_tokens = cache.tokens_kept
             token = pick(logits)
             if token in cache.model.stop_ids:
-                reason: FinishReason = "stop"
+                reason = "stop"
                 break
             self.changes.step += 1
             self._show(answer.push(token))
             if answer.reason is not None:
                 reason = answer.reason
-                break
-            yield
-            if self.changes.cancelled:
-                reason = "cancelled"
                 break
         self._show(answer.flush())
         written = answer.finish(reason)

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +325,27 @@ def test_a_session_goes_on_after_a_restart_without_reading_again(tmp_path: Path)
     assert service.http.delete(f"/v1/sessions/{session}").status_code == 204
     service.stop()
     assert not list((tmp_path / "sessions").iterdir())
+
+
+def test_sessions_that_answer_together_say_what_they_say_alone(service: Service) -> None:
+    """One is told a secret, which must not leak into the others; they start and end at different times."""
+    asked = [
+        ("The password is swordfish. Say it back.", 30),
+        ("What is a cat?", 24),
+        ("When does the ferry to Narva leave?", 12),
+        ("Name three rivers.", 40),
+    ]
+
+    def answer(question: str, max_tokens: int) -> str:
+        told = service.tell(service.session(), question, max_tokens=max_tokens)
+        assert told.status_code == 200, told.text
+        return str(told.json()["content"])
+
+    alone = [answer(*each) for each in asked]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        together = list(pool.map(lambda each: answer(*each), asked))
+    assert together == alone
+    assert "swordfish" in alone[0]
 
 
 def test_the_server_stops_cleanly_in_the_middle_of_an_answer(tmp_path: Path) -> None:
