@@ -302,6 +302,67 @@ def test_a_csv_file_is_a_table_cut_between_rows():
     assert all(p.text.endswith("\n") for p in passages)
 
 
+def test_a_row_with_line_ends_in_quotes_is_not_cut():
+    row = '1,"first\n\nsecond"\n'
+    passages = cut("id,note\n" + row * 6, "text/x-csv", words, 20)
+    assert sum(p.text.count(row) for p in passages) == 6
+    assert {p.heading for p in passages} == {"id, note"}
+    assert [p.heading for p in cut("1;2\n3;4\n", "text/x-csv", words, 20)] == [""]
+
+
+def test_a_row_too_large_for_csv_is_cut_like_any_text():
+    text = 'a,"' + "x" * 200_000 + '"\n1,2\n'
+    assert "".join(p.text for p in cut(text, "text/x-csv", characters, 1000)) == text
+
+
+NESTED = {
+    "quote": ("> ", "> "),
+    "item": ("- ", "  "),
+    "item in item": ("- - ", "    "),
+    "item in quote": ("> 1. ", ">    "),
+    "quote in item": ("* > ", "  > "),
+}
+
+
+@pytest.mark.parametrize("opener", ["```", "~~~", "`````", "~~~~ py"])
+@pytest.mark.parametrize(("first", "rest"), NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("lead", range(0, 20, 3))
+def test_a_fence_that_fits_is_whole_wherever_it_is_nested(opener, first, rest, lead):
+    closer = opener.split()[0]
+    inside = ["a b", "", "# no heading", "- no item", closer[:-1] if len(closer) > 3 else "``"]
+    code = "".join(f"{rest}{line}".rstrip() + "\n" for line in [opener, *inside, closer])
+    around = "".join(f"{rest}{'more ' * 9}\n{rest}\n".replace(" \n", "\n") for _ in range(6))
+    text = f"{first}{'one ' * lead}see\n{rest.rstrip()}\n{code}{rest.rstrip()}\n{around}"
+    passages = cut(text, "text/markdown", words, 80)
+    assert len(passages) > 2
+    assert sum(code.strip() in p.text for p in passages) == 1
+    assert "".join(p.text for p in passages) == text
+
+
+def test_a_nested_table_is_whole_and_a_table():
+    table = "  | a | b |\n  |---|---|\n  | 1 | 2 |\n"
+    text = f"- {'more ' * 30}\n\n{table}\n  {'and ' * 30}\n"
+    assert [p.kind for p in cut(text, "text/markdown", words, 40) if table in p.text] == ["table"]
+
+
+@pytest.mark.parametrize("opener", ["```", "~~~", "- ```", "> ```", "    code"])
+def test_an_unclosed_fence_loses_nothing(opener):
+    text = f"# A\n\n{opener}\n" + "x = 1\n\n# not a heading\n" * 9
+    passages = cut(text, "text/markdown", words, 40)
+    assert "".join(p.text for p in passages) == text
+
+
+def test_front_matter_is_no_heading():
+    front = "---\ntitle: A\ntags:\n  - b\n---\n"
+    assert simple(front + "\ntext " * 12, 40)[0] == (front + "\n", "code", "")
+    assert simple("---\n\ntext\n\n---\n")[0][1:] == ("prose", "")
+
+
+def test_a_heading_is_its_text_without_markup():
+    (passage,) = cut("## [Un*released*](https://example.org) `x` &amp; y\n", "text/markdown", words, 200)
+    assert passage.heading == "Unreleased x & y"
+
+
 def test_an_endless_heading_is_shortened():
     (passage,) = cut("# " + "h" * 5000 + "\n\ntext", "text/markdown", words, 200)
     assert len(passage.heading) == 120

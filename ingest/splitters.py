@@ -1,0 +1,20 @@
+"""Which splitter cuts which media type into blocks."""
+
+from __future__ import annotations
+
+from ingest.blocks import Block, outlined_code, paragraphs
+from ingest.delimited import rows
+from ingest.markdown import markdown
+
+
+def split(text: str, media_type: str) -> list[Block]:
+    """The blocks of `text`, contiguous from 0 to its end; [] for no text."""
+    if not text:
+        return []
+    if media_type == "text/markdown":
+        return markdown(text)
+    if media_type == "text/plain":
+        return paragraphs(text)
+    if media_type == "text/x-csv":
+        return rows(text)
+    return outlined_code(text)
