@@ -46,6 +46,8 @@ class _Piece(msgspec.Struct, frozen=True):
     tokens: int
     kind: Kind
     path: tuple[str, ...]
+    # Part of a heading.
+    leads: bool
 
 
 class _Measured(msgspec.Struct, frozen=True):
@@ -178,7 +180,7 @@ class _Packer:
         tokens = self.count_tokens(self.text[start:end])
         if tokens > self.max_tokens:
             return None
-        return _Piece(start, end, tokens, block.kind, block.path)
+        return _Piece(start, end, tokens, block.kind, block.path, block.role == "heading")
 
     def _atoms(self, block: Block, start: int, end: int, level: int) -> Iterator[_Piece]:
         """The pieces of [start, end): cut at the borders of `level`, and finer where these do not fit."""
@@ -251,10 +253,11 @@ class _Packer:
 
 
 def _heading(pieces: Sequence[_Piece]) -> str:
-    """The path of the last piece where the others lead to it, as headings do; else what all have in common."""
-    path = pieces[-1].path
-    if any(piece.path != path[: len(piece.path)] for piece in pieces):
-        levels = zip(*(piece.path for piece in pieces), strict=False)
+    """The longest path where the others lead to it, else what all have in common; of headings alone, the last's."""
+    paths = [piece.path for piece in pieces if not piece.leads] or [pieces[-1].path]
+    path = max(paths, key=len)
+    if any(other != path[: len(other)] for other in paths):
+        levels = zip(*paths, strict=False)
         path = tuple(level[0] for level in takewhile(lambda titles: len(set(titles)) == 1, levels))
     return " > ".join(path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ingest.blocks import Block, outlined_code, paragraphs
 from ingest.delimited import rows
 from ingest.markdown import markdown
+from ingest.source import MAX_PARSED, MEDIA_TYPES, source
 
 
 def split(text: str, media_type: str) -> list[Block]:
@@ -17,4 +18,6 @@ def split(text: str, media_type: str) -> list[Block]:
         return paragraphs(text)
     if media_type == "text/x-csv":
         return rows(text)
+    if media_type in MEDIA_TYPES and len(text) <= MAX_PARSED:
+        return source(text, media_type)
     return outlined_code(text)

@@ -181,6 +181,10 @@ def test_a_heading_directly_under_another_stays_with_it():
     assert simple("# A\n\n### B\n\ntext") == [("# A\n\n### B\n\ntext", "prose", "A > B")]
 
 
+def test_a_heading_without_text_gives_no_path_to_what_follows():
+    assert simple("## A\n\n## B\n\ntext") == [("## A\n\n## B\n\ntext", "prose", "B")]
+
+
 def test_small_paragraphs_of_a_section_are_packed_together():
     texts = [text for text, _, _ in simple("# A\n\n" + "one two three\n\n" * 6)]
     assert texts == ["# A\n\n" + "one two three\n\n" * 3, "one two three\n\n" * 3]
@@ -288,7 +292,9 @@ def test_source_code_is_cut_before_definitions_and_their_decorators():
         "# about f\n@cached\ndef f():\n    a = 1\n\n    return a\n\n",
         "class C:\n    x = 1\n\n    y = 2\n",
     ]
-    assert simple("".join(units), 45, "text/x-python") == [(unit, "code", "") for unit in units]
+    assert simple("".join(units), 45, "text/x-python") == [
+        (unit, "code", heading) for unit, heading in zip(units, ["", "f", "C"], strict=True)
+    ]
 
 
 def test_closing_brackets_stay_with_what_they_close():
