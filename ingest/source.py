@@ -20,6 +20,7 @@ from tree_sitter import Language, Node, Parser
 
 from ingest.blocks import MAX_DEPTH, Block, contiguous, shortened
 
+_JSON = "text/x-json"
 # Where the first grammar finds errors the next may do better: .h is C or C++, and TSX has other casts.
 _GRAMMARS: dict[str, tuple[Callable[[], object], ...]] = {
     "text/x-c": (tree_sitter_c.language, tree_sitter_cpp.language),
@@ -27,20 +28,23 @@ _GRAMMARS: dict[str, tuple[Callable[[], object], ...]] = {
     "text/x-go": (tree_sitter_go.language,),
     "text/x-java": (tree_sitter_java.language,),
     "text/x-javascript": (tree_sitter_javascript.language, tree_sitter_typescript.language_tsx),
-    "text/x-json": (tree_sitter_json.language,),
+    _JSON: (tree_sitter_json.language,),
     "text/x-python": (tree_sitter_python.language,),
     "text/x-rust": (tree_sitter_rust.language,),
     "text/x-typescript": (tree_sitter_typescript.language_typescript, tree_sitter_typescript.language_tsx),
 }
 MEDIA_TYPES = frozenset(_GRAMMARS)
 
-# Characters. A larger file is generated, or data, and parsing it would hold the interpreter for seconds.
-MAX_PARSED = 1_000_000
+# Characters. A larger file is generated, and parsing it would hold the interpreter for seconds; JSON is quicker.
+_MAX_PARSED = 1_000_000
+_MAX_PARSED_JSON = 5_000_000
 
 # A node that starts inside a line is a unit of its own only where lines are longer: in minified code.
 _MAX_LINE = 400
-# Shorter than any passage: not looked into.
-_MIN_CHILDREN = 64
+# Characters. Shorter than any passage: not looked into.
+_MIN_CHILDREN = 16
+# Characters. A definition on one line that is shorter is part of a run of short statements.
+_MIN_STANDING = 64
 
 _BODIES = frozenset((
     "array", "array_expression", "array_initializer", "block", "class_body", "compound_statement",
@@ -91,6 +95,11 @@ class _Unit:
     run: list[_Unit] = field(default_factory=list)
 
 
+def can_parse(text: str, media_type: str) -> bool:
+    """Whether there is a grammar for `media_type`, and `text` is not too large to be parsed by it."""
+    return media_type in MEDIA_TYPES and len(text) <= (_MAX_PARSED_JSON if media_type == _JSON else _MAX_PARSED)
+
+
 def source(text: str, media_type: str) -> list[Block]:
     """The definitions and statements of a file as blocks, each with its members as children.
 
@@ -102,7 +111,7 @@ def source(text: str, media_type: str) -> list[Block]:
     root = _parse(data, media_type)
     file = _File(text, data)
     # The members of a JSON document's one value are its units.
-    is_value = media_type == "text/x-json" and root.named_child_count == 1
+    is_value = media_type == _JSON and root.named_child_count == 1
     whole = root.named_children[0] if is_value else root
     units = _runs(file.units(file.nodes(whole, ()), 0))
     return contiguous(text, 0, len(text), [file.block(unit, 1) for unit in units], Block(0, 0, "code"))
@@ -187,7 +196,7 @@ class _File:
             stands=node.type not in _COMMENTS
             and (
                 self.text.find("\n", start, end - 1) >= 0
-                or (node.type in _NAMED | _BODIES and end - start >= _MIN_CHILDREN)
+                or (node.type in _NAMED | _BODIES and end - start >= _MIN_STANDING)
             ),
         )
 

@@ -7,7 +7,7 @@ from ingest.delimited import rows
 from ingest.markdown import markdown
 from ingest.media_types import DOCX, HTML, PDF
 from ingest.pages import pages
-from ingest.source import MAX_PARSED, MEDIA_TYPES, source
+from ingest.source import can_parse, source
 
 
 def split(text: str, media_type: str) -> list[Block]:
@@ -25,6 +25,6 @@ def split(text: str, media_type: str) -> list[Block]:
         return paragraphs(text)
     if media_type == "text/x-csv":
         return rows(text)
-    if media_type in MEDIA_TYPES and len(text) <= MAX_PARSED:
+    if can_parse(text, media_type):
         return source(text, media_type)
     return outlined_code(text)

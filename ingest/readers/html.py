@@ -36,7 +36,8 @@ _LANGUAGE = re.compile(r"(?:^|\s)(?:language|lang|highlight|sourceCode)[- ]([\w+
 
 
 def read_html(name: str, html: str) -> str:
-    """The text of a page as Markdown. Scripts, styles, form fields and what is embedded are left out.
+    """The text of a page as Markdown. Scripts, styles, form fields and what is embedded are left out; so is what
+    is around the one `main` element of a page that has one, such as menus.
 
     Links are their text and images their alternative text. The page's title is its first heading where it has
     no other of the first level. Raises Unsupported for text without a tag, and for more than 5,000 elements
@@ -50,12 +51,14 @@ def read_html(name: str, html: str) -> str:
         raise Unsupported(name, f"{depth} elements within each other", f"the limit is {MAX_DEPTH}")
     parser = LexborHTMLParser(html)
     writer = MarkdownWriter()
+    mains = [main for main in parser.css("main, [role=main]") if main.text().strip()]
+    body = mains[0] if len(mains) == 1 else parser.body
     title = parser.css_first("title")
-    if title is not None and parser.css_first("h1") is None:
+    if title is not None and (body is None or body.css_first("h1") is None):
         writer.text(title.text())
         writer.end_heading(1)
-    if parser.body is not None:
-        _write(parser.body, writer)
+    if body is not None:
+        _write(body, writer)
     return writer.result()
 
 

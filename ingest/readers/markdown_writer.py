@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 
 _SPACE = re.compile(r"[ \t\n\r\f\xa0]+")
 # Soft hyphens and zero-width spaces say where a line may end: searching for the word must not fail on them.
@@ -131,7 +132,8 @@ class MarkdownWriter:
 
     def _emit(self, lines: list[str]) -> None:
         if self._gap:
-            self._lines.append("".join(container.rest for container in self._containers).rstrip())
+            begun = takewhile(lambda container: container.first is None, self._containers)
+            self._lines.append("".join(container.rest for container in begun).rstrip())
         for line in lines:
             prefix = "".join(
                 container.rest if container.first is None else container.first for container in self._containers

@@ -12,6 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from ingest.documents import read_upload
+from ingest.errors import InvalidInput
 from ingest.passages import Passage, cut
 
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
@@ -20,7 +21,7 @@ INSTALLED = Path(sysconfig.get_path("purelib"))
 ENDINGS = ("c", "cc", "cpp", "csv", "css", "go", "h", "hpp", "html", "java", "js", "json", "jsonl", "md", "py", "rs")
 ENDINGS += ("rst", "toml", "ts", "txt", "yaml")
 MAX_BYTES = 200_000
-PER_ENDING = 6
+PER_ENDING = 3
 
 
 def words(text: str) -> int:
@@ -56,7 +57,11 @@ def check(text: str, passages: list[Passage], max_tokens: int) -> None:
 @pytest.mark.parametrize("max_tokens", [60, 500])
 def test_installed_files_join_to_their_text(path, max_tokens):
     data = path.read_bytes()
-    upload = read_upload(path.name, data, max_bytes=MAX_BYTES)
+    try:
+        upload = read_upload(path.name, data, max_bytes=MAX_BYTES)
+    except InvalidInput as error:
+        # Not every .html is HTML, nor every .txt text.
+        pytest.skip(str(error))
     passages = cut(upload.text, upload.media_type, words, max_tokens)
     check(upload.text, passages, max_tokens)
     with_crlf = data.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
@@ -64,7 +69,7 @@ def test_installed_files_join_to_their_text(path, max_tokens):
     assert cut(upload.text, upload.media_type, words, max_tokens) == passages
 
 
-@pytest.mark.parametrize("path", readmes()[:40], ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", readmes()[::3], ids=lambda path: path.parent.name)
 def test_fences_and_tables_of_installed_readmes_are_whole(path):
     text = path.read_text(encoding="utf-8").partition("\n\n")[2]
     if not text.strip():
