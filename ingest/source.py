@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import tree_sitter_c
@@ -90,6 +90,8 @@ class _Unit:
     path: tuple[str, ...]
     # Comments and the like, which belong to what follows directly.
     leads: bool
+    # Holds more than comments.
+    is_bound: bool
     # A definition or a statement of several lines, which is no part of a run of short ones.
     stands: bool
     run: list[_Unit] = field(default_factory=list)
@@ -193,6 +195,7 @@ class _File:
             node=node,
             path=path,
             leads=node.type in _LEADING,
+            is_bound=node.type not in _COMMENTS,
             stands=node.type not in _COMMENTS
             and (
                 self.text.find("\n", start, end - 1) >= 0
@@ -210,9 +213,10 @@ class _File:
     def join(self, last: _Unit, unit: _Unit, apart: bool) -> None:
         last.end = unit.end
         if last.leads:
-            # Above attributes, comments may go elsewhere when all does not fit; decorators may not.
-            if apart and last.node.type in _COMMENTS:
+            # Comments above all else may go elsewhere when all does not fit; attributes may not.
+            if apart and not last.is_bound:
                 last.own = unit.own
+            last.is_bound = last.is_bound or unit.is_bound
             last.node, last.leads, last.stands = unit.node, unit.leads, unit.stands
             if unit.node.type in _COMMENTS and not apart:
                 last.leads = True
@@ -285,7 +289,7 @@ def _run(units: list[_Unit]) -> _Unit:
     first = units[0]
     if len(units) == 1:
         return first
-    return _Unit(first.start, first.start, units[-1].end, first.node, first.path, False, False, units)
+    return replace(first, end=units[-1].end, run=units)
 
 
 def _bodies(node: Node) -> list[Node]:

@@ -161,6 +161,22 @@ def test_a_comment_leaves_a_function_whole_that_fits_without_it():
     assert [p.text for p in cut(text, "text/x-python", words, 30)][-2:] == [function.strip(), "\n"]
 
 
+def test_attributes_stay_with_a_function_that_fits_with_them():
+    function = "#[inline]\n/* why */\n#[must_use]\nfn f() -> u8 {\n    1\n}\n"
+    text = "/// " + "word " * 20 + "\n" + function
+    assert words(function.strip()) <= 50 < words(text)
+    assert sum(function.strip() in p.text for p in cut(text, "text/x-rust", words, 50)) == 1
+
+
+@pytest.mark.parametrize("opening", ["class A(\n    Base,\n):", "@cached\ndef f(\n    a,\n):"])
+def test_a_docstring_stays_with_the_first_line_of_what_is_too_large(opening):
+    head = f'{opening}\n    """First.\n\n    Second.\n    """\n'
+    text = head + "\n" + METHODS
+    passages = cut(text, "text/x-python", words, words(head) + 2)
+    assert passages[0].text.strip() == head.strip()
+    assert passages[0].part == f"1/{len(passages)}"
+
+
 @pytest.mark.parametrize(
     ("media_type", "text", "names"),
     [
