@@ -48,15 +48,15 @@ _MIN_STANDING = 64
 
 _BODIES = frozenset((
     "array", "array_expression", "array_initializer", "block", "class_body", "compound_statement",
-    "constructor_body", "declaration_list", "dictionary", "enum_body", "enum_body_declarations",
+    "constructor_body", "declaration_list", "dictionary", "enum_body",
     "enum_variant_list", "enumerator_list", "field_declaration_list", "initializer_list", "interface_body",
     "interface_type", "list", "literal_value", "match_block", "object", "object_type", "set", "statement_block",
     "statement_list", "switch_block", "switch_body", "tuple",
 ))  # fmt: skip
 # Not units themselves: what is in them lies beside what is around them. An include guard holds a whole header.
 _CONTAINERS = frozenset((
-    "ERROR", "internal_module", "linkage_specification", "mod_item", "module", "namespace_definition",
-    "preproc_elif", "preproc_else", "preproc_if", "preproc_ifdef", "statement_list",
+    "ERROR", "enum_body_declarations", "internal_module", "linkage_specification", "mod_item", "module",
+    "namespace_definition", "preproc_elif", "preproc_else", "preproc_if", "preproc_ifdef", "statement_list",
 ))  # fmt: skip
 _COMMENTS = frozenset({"comment", "line_comment", "block_comment"})
 _LEADING = _COMMENTS | {"attribute_item", "decorator", "access_specifier"}
@@ -83,17 +83,18 @@ class _Unit:
     """A node with the comments, attributes and decorators above it, in characters."""
 
     start: int
-    # Where it starts without the comments.
-    own: int
+    # Where the node itself starts, or the last run of comments or of attributes so far.
+    core: int
     end: int
     node: Node
     path: tuple[str, ...]
     # Comments and the like, which belong to what follows directly.
     leads: bool
-    # Holds more than comments.
-    is_bound: bool
     # A definition or a statement of several lines, which is no part of a run of short ones.
     stands: bool
+    # Where each run of comments or of attributes above the node starts.
+    leads_at: list[int] = field(default_factory=list)
+    # The short statements that it is made of.
     run: list[_Unit] = field(default_factory=list)
 
 
@@ -175,8 +176,8 @@ class _File:
             if unit.end <= floor:
                 continue
             within = line is None or bool(self.text[line : unit.start].strip())
-            if line is not None and not (within and last and last.end > line):
-                unit.start = unit.own = max(line, floor)
+            if line is not None:
+                unit.start = unit.core = max(line, floor)
             if last and line is not None and within and last.end > line:
                 self.join(last, unit, apart=False)
             elif last and last.leads and last.end == unit.start and last.path == unit.path:
@@ -190,12 +191,11 @@ class _File:
         tail = None if self.text[max(start, end - 1) : end] == "\n" else _TAIL.match(self.text, end)
         return _Unit(
             start=start,
-            own=start,
+            core=start,
             end=tail.end() if tail else end,
             node=node,
             path=path,
             leads=node.type in _LEADING,
-            is_bound=node.type not in _COMMENTS,
             stands=node.type not in _COMMENTS
             and (
                 self.text.find("\n", start, end - 1) >= 0
@@ -213,10 +213,10 @@ class _File:
     def join(self, last: _Unit, unit: _Unit, apart: bool) -> None:
         last.end = unit.end
         if last.leads:
-            # Comments above all else may go elsewhere when all does not fit; attributes may not.
-            if apart and not last.is_bound:
-                last.own = unit.own
-            last.is_bound = last.is_bound or unit.is_bound
+            if apart and (not unit.leads or (last.node.type in _COMMENTS) != (unit.node.type in _COMMENTS)):
+                if len(last.leads_at) < MAX_DEPTH:
+                    last.leads_at.append(last.core)
+                last.core = unit.core
             last.node, last.leads, last.stands = unit.node, unit.leads, unit.stands
             if unit.node.type in _COMMENTS and not apart:
                 last.leads = True
@@ -226,16 +226,17 @@ class _File:
             children = tuple(self.block(part, depth + 1) for part in unit.run)
             return Block(unit.start, unit.end, "code", unit.path, children=children)
         path = unit.path + self.name(unit.node)
-        own = Block(unit.own, unit.end, "code", path, children=self.children(unit, path, depth))
-        if unit.own == unit.start:
-            return own
-        return Block(unit.start, unit.end, "code", path, children=(own,))
+        block = Block(unit.core, unit.end, "code", path, children=self.children(unit, path, depth))
+        # What does not fit with all that is above it keeps as much of that as fits.
+        for start in reversed(unit.leads_at):
+            block = Block(start, unit.end, "code", path, children=(block,))
+        return block
 
     def children(self, unit: _Unit, path: tuple[str, ...], depth: int) -> tuple[Block, ...]:
-        if depth >= MAX_DEPTH or unit.end - unit.own < _MIN_CHILDREN:
+        if depth >= MAX_DEPTH or unit.end - unit.core < _MIN_CHILDREN:
             return ()
         nodes = (pair for body in _bodies(unit.node) for pair in self.nodes_after_docstring(body, path))
-        return tuple(self.block(inner, depth + 1) for inner in self.units(nodes, unit.own))
+        return tuple(self.block(inner, depth + 1) for inner in self.units(nodes, unit.core))
 
     def nodes_after_docstring(self, body: Node, path: tuple[str, ...]) -> Iterator[tuple[Node, tuple[str, ...]]]:
         for index, (node, path_) in enumerate(self.nodes(body, path)):

@@ -53,7 +53,7 @@ def _check(name: str, data: bytes) -> None:
             raise Unsupported(name, "encrypted DOCX document", "save it without its password first")
         raise Unsupported(name, "old Word document (.doc)", "save it as .docx first")
     if not data.startswith(b"PK"):
-        raise Unsupported(name, data[:8], "this is not a DOCX document, whose first bytes are PK")
+        raise Unsupported(name, data[:8], "this is not a DOCX document: its first bytes are not PK")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = {file.filename: file.file_size for file in archive.infolist()}

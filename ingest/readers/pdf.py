@@ -47,7 +47,7 @@ def read_pdf(name: str, data: bytes) -> str:
     Unsupported, saying why, for a file that is encrypted, truncated, damaged, no PDF, or has no text at all.
     """
     if b"%PDF-" not in data[:_END_WITHIN]:
-        raise Unsupported(name, data[:8], "this is not a PDF document, whose first bytes are %PDF-")
+        raise Unsupported(name, data[:8], "this is not a PDF document (application/pdf): its first bytes are not %PDF-")
     if _END_MARK not in data.rstrip(b"\0\r\n \t")[-_END_WITHIN:]:
         raise Unsupported(name, f"{len(data)} bytes", "this PDF file is truncated: %%EOF is missing at its end")
     with _LOCK:

@@ -168,13 +168,18 @@ def test_attributes_stay_with_a_function_that_fits_with_them():
     assert sum(function.strip() in p.text for p in cut(text, "text/x-rust", words, 50)) == 1
 
 
-@pytest.mark.parametrize("opening", ["class A(\n    Base,\n):", "@cached\ndef f(\n    a,\n):"])
-def test_a_docstring_stays_with_the_first_line_of_what_is_too_large(opening):
-    head = f'{opening}\n    """First.\n\n    Second.\n    """\n'
-    text = head + "\n" + METHODS
-    passages = cut(text, "text/x-python", words, words(head) + 2)
-    assert passages[0].text.strip() == head.strip()
-    assert passages[0].part == f"1/{len(passages)}"
+def test_a_docstring_stays_with_the_first_line_of_what_is_too_large():
+    head = '    @cached\n    def f(\n        a,\n    ):\n        """First.\n\n        Second.\n        """\n'
+    small = "    def m(self):\n        pass\n\n"
+    for fill in range(40):
+        text = "class A:\n" + "    x = 1\n" * fill + small + head + "        a()\n" * 30
+        assert sum(head in p.text for p in cut(text, "text/x-python", words, words(head) + 20)) == 1
+
+
+def test_characters_are_counted_and_not_bytes():
+    functions = [f'def f{n}():\n    """{"漢é😀" * (n + 1)}"""\n    return 1\n\n\n' for n in range(60)]
+    blocks = source("".join(functions), "text/x-python")
+    assert [block.end - block.start for block in blocks] == [len(function) for function in functions]
 
 
 @pytest.mark.parametrize(
