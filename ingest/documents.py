@@ -58,6 +58,8 @@ def read_upload(
     if len(data) > max_bytes:
         raise TooLarge(name, len(data), max_bytes)
     essence, charset = media_type_of(name, media_type, data)
+    if not data:
+        raise InvalidInput(name, "0 bytes", "a document must not be blank")
     text = _text(name, data, essence, charset).replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise InvalidInput(name, f"{len(data)} bytes", "a document must not be blank")

@@ -72,7 +72,8 @@ _SUPPORTED = (
 )
 _CANONICAL = frozenset({HTML, PDF, DOCX, "text/markdown", "text/plain"})
 
-# First bytes that no text has. A ZIP archive may be DOCX, which only its reader can tell.
+# First bytes that no text has; formats that start with letters soon have NUL, which no text has either.
+# A ZIP archive may be DOCX, which only its reader can tell.
 _SIGNATURES: dict[bytes, str] = {
     b"%PDF-": "PDF document",
     b"PK\x03\x04": "ZIP archive",
@@ -80,8 +81,6 @@ _SIGNATURES: dict[bytes, str] = {
     b"{\\rtf1": "RTF document",
     b"\x89PNG\r\n": "PNG image",
     b"\xff\xd8\xff": "JPEG image",
-    b"GIF87a": "GIF image",
-    b"GIF89a": "GIF image",
     b"\x1f\x8b\x08": "gzip archive",
     b"BZh91AY": "bzip2 archive",
     b"\xfd7zXZ\x00": "xz archive",
@@ -90,8 +89,6 @@ _SIGNATURES: dict[bytes, str] = {
     b"\x7fELF": "ELF program",
     b"\xcf\xfa\xed\xfe": "Mach-O program",
     b"SQLite format 3\x00": "SQLite database",
-    b"GGUF": "GGUF model",
-    b"wOF2": "font",
 }
 _HTML_START = re.compile(rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)[\s>]", re.IGNORECASE | re.DOTALL)
 

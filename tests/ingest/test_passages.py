@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ingest.media_types import PDF
 from ingest.passages import Passage, cut
 
 
@@ -29,7 +30,7 @@ def borders(text: str) -> int:
 
 
 COUNTERS = [words, characters, pairs, borders]
-MEDIA_TYPES = ["text/markdown", "text/plain", "text/x-python", "text/x-csv", "text/x-json"]
+MEDIA_TYPES = ["text/markdown", "text/plain", "text/x-python", "text/x-csv", "text/x-json", "text/x-sql", PDF]
 
 LINES = st.sampled_from(
     [
@@ -65,6 +66,9 @@ LINES = st.sampled_from(
         "\u2028\x0b\x0c\x1c\x85",
         "漢字。仮名。",
         "a\rb",
+        "\f",
+        '"quoted,',
+        "---\ntitle: front matter",
         "\ud800",
         "\0",
     ]

@@ -79,6 +79,14 @@ def test_passages_know_their_page_and_headings():
         f"{title} > First section > page 2",
         f"{title} > Second section > page 2",
     ]
+    assert [p.text.split()[:2] for p in passages] == [
+        ["#", "The"],
+        ["This", "is"],
+        ["##", "First"],
+        ["This", "is"],
+        ["##", "Second"],
+    ]
+    assert passages[3].text.startswith("This")
 
 
 def test_a_page_without_text_says_that_it_is_an_image_and_keeps_the_count():
@@ -132,9 +140,10 @@ def test_what_cannot_be_read_says_why(data, reason):
         read(data)
 
 
-def test_no_bytes_are_a_blank_document_of_another_name():
-    with pytest.raises(InvalidInput, match=r"^a\.pdf: "):
-        read(b"")
+@pytest.mark.parametrize("name", ["a.pdf", "a.docx", "a.html"])
+def test_no_bytes_are_a_blank_document(name):
+    with pytest.raises(InvalidInput, match=rf"^{name}: '0 bytes' is not accepted; a document must not be blank"):
+        read(b"", name)
 
 
 def test_a_pdf_that_only_limits_printing_is_read():
