@@ -208,6 +208,12 @@ def parts(passages: list[Passage]) -> list[str]:
     return [p.text for p in passages]
 
 
+def test_short_statements_are_one_block_and_definitions_their_own():
+    parts = ["import a\nimport b\n", "def f():\n    return 1\n", "x = 1\ny = 2\n\n", "z = 3\n"]
+    text = "".join(parts)
+    assert [text[block.start : block.end] for block in source(text, "text/x-python")] == parts
+
+
 def test_an_include_guard_does_not_make_one_block_of_a_header():
     functions = [f"int f{n}(void)\n{{\n    return {n};\n}}\n\n" for n in range(5)]
     text = "#ifndef A_H\n#define A_H\n\n" + "".join(functions) + "#endif\n"
