@@ -117,3 +117,9 @@ def test_random_bytes_are_no_text(seed):
     data = random.Random(seed).randbytes(200)
     with pytest.raises(Unsupported, match=r"a\.bin.*byte \d+ is"):
         decode("a.bin", data)
+
+
+def test_control_characters_outside_utf8_are_no_text():
+    with pytest.raises(Unsupported, match=r"byte 5 is a control character"):
+        decode("a.txt", b"caf\xe9 \x01")
+    assert decode("a.txt", "\x1b[31mcafé\x1b[0m\f".encode("cp1252")) == "\x1b[31mcafé\x1b[0m\f"

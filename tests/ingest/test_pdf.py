@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fpdf import FPDF
-from fpdf.enums import AccessPermission
 from PIL import Image
+from reportlab.lib.pagesizes import A4
+from reportlab.lib.pdfencrypt import StandardEncryption
+from reportlab.lib.utils import ImageReader, simpleSplit
+from reportlab.pdfgen.canvas import Canvas
 
 from ingest.documents import read_upload
 from ingest.errors import InvalidInput, Unsupported
@@ -17,19 +20,35 @@ MAX = 10_000_000
 BODY = "This is a sentence of the body that goes on for more than one line of the page, as they do. "
 
 
-class Writer(FPDF):
-    def write_block(self, text: str, size: float = 11, gap: float = 4) -> None:
-        self.set_font("Helvetica", size=size)
-        self.multi_cell(0, size * 0.45, text, new_x="LMARGIN", new_y="NEXT", align="L")
-        self.ln(gap)
+class Writer:
+    """A page of blocks below each other, as a word processor would print them."""
+
+    def __init__(self, encryption: StandardEncryption | None = None) -> None:
+        self.file = io.BytesIO()
+        self.canvas = Canvas(self.file, pagesize=A4, encrypt=encryption)
+        self.top = 780.0
+
+    def write_block(self, text: str, size: float = 11) -> None:
+        self.canvas.setFont("Helvetica", size)
+        for line in simpleSplit(text, "Helvetica", size, 480):
+            self.canvas.drawString(50, self.top, line)
+            self.top -= 1.2 * size
+        self.top -= 12
+
+    def add_page(self) -> None:
+        self.canvas.showPage()
+        self.top = 780.0
+
+    def image(self) -> None:
+        self.canvas.drawImage(ImageReader(Image.new("RGB", (20, 20), "white")), 50, 500, 200, 200)
 
 
-def written(fill: Callable[[Writer], object], pages: int = 1) -> bytes:
-    pdf = Writer()
-    if pages:
-        pdf.add_page()
+def written(fill: Callable[[Writer], object], encryption: StandardEncryption | None = None) -> bytes:
+    pdf = Writer(encryption)
     fill(pdf)
-    return bytes(pdf.output())
+    pdf.canvas.showPage()
+    pdf.canvas.save()
+    return pdf.file.getvalue()
 
 
 def article(pdf: Writer) -> None:
@@ -45,7 +64,7 @@ def article(pdf: Writer) -> None:
 
 
 def scan(pdf: Writer) -> None:
-    pdf.image(Image.new("RGB", (20, 20), "white"), w=100)
+    pdf.image()
 
 
 def read(data: bytes, name: str = "a.pdf") -> str:
@@ -109,12 +128,10 @@ def test_text_beyond_ascii_is_read():
     assert read(written(lambda pdf: pdf.write_block("Größe: 5 µm, café"))) == "Größe: 5 µm, café\n"
 
 
-def encrypted(user_password: str) -> bytes:
-    def fill(pdf: Writer) -> None:
-        pdf.set_encryption("owner", user_password, permissions=AccessPermission.none())
-        pdf.write_block("Secret.")
-
-    return written(fill)
+def encrypted(password: str) -> bytes:
+    return written(
+        lambda pdf: pdf.write_block("Secret."), StandardEncryption(password, "owner", canPrint=0, strength=128)
+    )
 
 
 WHOLE = written(article)
