@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import math
-import re
 import unicodedata
 from typing import Any
 
 import msgspec
 
+from ingest.encodings import decode
 from ingest.errors import InvalidInput, TooLarge, Unsupported
+from ingest.media_types import DOCX, HTML, PDF, media_type_of
+from ingest.readers.docx import read_docx
+from ingest.readers.html import read_html
+from ingest.readers.pdf import read_pdf
 
 MAX_NAME = 512
 MAX_METADATA_KEYS = 64
@@ -20,55 +23,6 @@ MAX_METADATA_TEXT = 4096
 
 Scalar = str | int | float | bool | None
 
-_LANGUAGES = {
-    "bash": "sh", "c": "c", "cc": "cpp", "clj": "clojure", "cpp": "cpp", "cs": "csharp", "css": "css",
-    "csv": "csv", "cxx": "cpp", "dart": "dart", "ex": "elixir", "exs": "elixir", "go": "go", "h": "c",
-    "hpp": "cpp", "hs": "haskell", "htm": "html", "html": "html", "ini": "ini", "java": "java",
-    "jl": "julia", "js": "javascript", "json": "json", "jsonl": "json", "jsx": "javascript", "kt": "kotlin",
-    "kts": "kotlin", "less": "css", "lua": "lua", "mjs": "javascript", "ml": "ocaml", "php": "php",
-    "pl": "perl", "ps1": "powershell", "py": "python", "pyi": "python", "r": "r", "rb": "ruby", "rs": "rust",
-    "scala": "scala", "scss": "css", "sh": "sh", "sql": "sql", "swift": "swift", "toml": "toml",
-    "ts": "typescript", "tsv": "csv", "tsx": "typescript", "vue": "html", "xml": "xml", "yaml": "yaml",
-    "yml": "yaml", "zig": "zig", "zsh": "sh",
-}  # fmt: skip
-_ENDINGS = {
-    **{ending: f"text/x-{language}" for ending, language in _LANGUAGES.items()},
-    "md": "text/markdown",
-    "markdown": "text/markdown",
-    "txt": "text/plain",
-    "rst": "text/plain",
-    "log": "text/plain",
-}
-_BINARY_ENDINGS = frozenset((
-    "7z", "avi", "bin", "bmp", "bz2", "class", "db", "dll", "doc", "docx", "dylib", "epub", "exe", "gguf",
-    "gif", "gz", "heic", "ico", "jar", "jpeg", "jpg", "mkv", "mov", "mp3", "mp4", "npy", "npz", "odp",
-    "ods", "odt", "ogg", "onnx", "otf", "parquet", "pdf", "pkl", "png", "ppt", "pptx", "psd", "pyc", "rar",
-    "rtf", "safetensors", "so", "sqlite", "tar", "tgz", "tif", "tiff", "ttf", "wasm", "wav", "webm", "webp",
-    "woff", "woff2", "xls", "xlsx", "xz", "zip", "zst",
-))  # fmt: skip
-_ALIASES = {
-    "text/x-markdown": "text/markdown",
-    "application/ecmascript": "text/x-javascript",
-    "application/javascript": "text/x-javascript",
-    "application/json": "text/x-json",
-    "application/jsonl": "text/x-json",
-    "application/sql": "text/x-sql",
-    "application/toml": "text/x-toml",
-    "application/typescript": "text/x-typescript",
-    "application/x-ndjson": "text/x-json",
-    "application/xml": "text/x-xml",
-    "application/yaml": "text/x-yaml",
-    "application/x-yaml": "text/x-yaml",
-    "text/css": "text/x-css",
-    "text/csv": "text/x-csv",
-    "text/html": "text/x-html",
-    "text/javascript": "text/x-javascript",
-    "text/tab-separated-values": "text/x-csv",
-    "text/xml": "text/x-xml",
-}
-# Browsers send video/mp2t for TypeScript's .ts: it says as little as octet-stream does.
-_UNTOLD = frozenset({"", "application/octet-stream", "binary/octet-stream", "application/unknown", "video/mp2t"})
-_SUPPORTED = "supported are Markdown, plain text, source code, JSON, YAML, TOML, CSV, XML and HTML as UTF-8 or UTF-16"
 # Cc control, Cs lone surrogate, Zl and Zp line and paragraph separators.
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
@@ -92,20 +46,34 @@ def read_upload(
     *,
     max_bytes: int,
 ) -> Upload:
-    """An uploaded file as text: UTF-8, with or without byte order mark, or UTF-16 with one.
+    """An uploaded file as text, with LF as its only line end.
 
-    Line ends become LF. Raises TooLarge above `max_bytes`, Unsupported for a media type that is not text
-    and for bytes that are not (with the byte offset), InvalidInput for a bad name or metadata or a blank
-    document.
+    Text is decoded by `ingest.encodings`; HTML and DOCX become Markdown, and a PDF the text of its pages. Raises
+    TooLarge above `max_bytes`; Unsupported for a media type without text, for bytes that are not what name or
+    media type say, and for files that are encrypted, damaged or scanned, with the reason; InvalidInput for a bad
+    name or metadata or a blank document.
     """
     check_name(name)
-    resolved = _media_type(name, media_type)
     checked = check_metadata(metadata)
     if len(data) > max_bytes:
         raise TooLarge(name, len(data), max_bytes)
-    text = _lines(name, _decode(name, data))
+    essence, charset = media_type_of(name, media_type, data)
+    if not data:
+        raise InvalidInput(name, "0 bytes", "a document must not be blank")
+    text = _text(name, data, essence, charset).replace("\r\n", "\n").replace("\r", "\n")
+    if not text.strip():
+        raise InvalidInput(name, f"{len(data)} bytes", "a document must not be blank")
     sha256 = hashlib.sha256(data).hexdigest()
-    return Upload(name=name, text=text, media_type=resolved, metadata=checked, size=len(data), sha256=sha256)
+    return Upload(name=name, text=text, media_type=essence, metadata=checked, size=len(data), sha256=sha256)
+
+
+def _text(name: str, data: bytes, media_type: str, charset: str | None) -> str:
+    if media_type == PDF:
+        return read_pdf(name, data)
+    if media_type == DOCX:
+        return read_docx(name, data)
+    text = decode(name, data, charset)
+    return read_html(name, text) if media_type == HTML else text
 
 
 def read_text(
@@ -126,7 +94,9 @@ def read_text(
         raise Unsupported(name, text[error.start], f"character {error.start} is a lone surrogate") from None
     if "\0" in text:
         raise Unsupported(name, "\0", f"character {text.index(chr(0))} is NUL, so this is not text")
-    return read_upload(name, data, media_type, metadata, max_bytes=max_bytes)
+    # It is text already: what its media type says of its encoding was said of other bytes.
+    essence = (media_type or "").partition(";")[0]
+    return read_upload(name, data, f"{essence};charset=utf-8", metadata, max_bytes=max_bytes)
 
 
 def check_name(name: str) -> None:
@@ -181,50 +151,3 @@ def _check_scalar(field: str, value: object) -> None:
 def _encodable(text: str) -> bool:
     # SQLite's text functions stop at NUL, and its driver refuses lone surrogates.
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _media_type(name: str, given: str | None) -> str:
-    told = (given or "").partition(";")[0].strip().lower()
-    ending = name.rpartition(".")[2].lower() if "." in name else ""
-    by_ending = _ENDINGS.get(ending)
-    if told in _UNTOLD:
-        if ending in _BINARY_ENDINGS:
-            raise Unsupported("media_type", f".{ending}", _SUPPORTED)
-        return by_ending or "text/plain"
-    if told in ("text/markdown", "text/plain"):
-        return told
-    if told in _ALIASES:
-        return _ALIASES[told]
-    if by_ending and told.startswith(("text/", "application/x-")):
-        return by_ending
-    if re.fullmatch(r"text/x-[a-z0-9.+_-]{1,40}", told):
-        return told
-    if told.startswith("text/"):
-        return "text/plain"
-    raise Unsupported("media_type", told, _SUPPORTED)
-
-
-def _decode(name: str, data: bytes) -> str:
-    if data.startswith(codecs.BOM_UTF8):
-        mark, encoding = len(codecs.BOM_UTF8), "utf-8"
-    elif data.startswith(codecs.BOM_UTF16_LE):
-        mark, encoding = 2, "utf-16-le"
-    elif data.startswith(codecs.BOM_UTF16_BE):
-        mark, encoding = 2, "utf-16-be"
-    else:
-        mark, encoding = 0, "utf-8"
-    try:
-        text = data[mark:].decode(encoding)
-    except UnicodeDecodeError as error:
-        offset = mark + error.start
-        raise Unsupported(name, data[offset : offset + 4], f"byte {offset} is not {encoding.upper()}") from None
-    if "\0" in text:
-        offset = mark + len(text[: text.index("\0")].encode(encoding))
-        raise Unsupported(name, b"\0", f"byte {offset} is NUL, so this is not text")
-    return text
-
-
-def _lines(name: str, text: str) -> str:
-    if not text.strip():
-        raise InvalidInput(name, f"{len(text)} characters", "a document must not be blank")
-    return text.replace("\r\n", "\n").replace("\r", "\n")

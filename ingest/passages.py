@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import msgspec
 
-from ingest.blocks import Block, Kind, split
+from ingest.blocks import Block, Kind, contiguous
+from ingest.splitters import split
 
 MIN_TOKENS = 16
 
@@ -45,7 +45,9 @@ class _Piece(msgspec.Struct, frozen=True):
     end: int
     tokens: int
     kind: Kind
-    heading: str
+    path: tuple[str, ...]
+    # Part of a heading.
+    leads: bool
 
 
 class _Measured(msgspec.Struct, frozen=True):
@@ -57,9 +59,10 @@ class _Measured(msgspec.Struct, frozen=True):
 def cut(text: str, media_type: str, count_tokens: Callable[[str], int], max_tokens: int) -> list[Passage]:
     """Cut `text` into passages of at most `max_tokens` tokens; joined they are `text` again.
 
-    A block (paragraph, fence, list, table, definition) that fits is never cut. A larger one is cut where it
-    hurts least: between list items and around nested code, then at blank lines, lines, sentences, words, and
-    at characters last. `count_tokens` need not be additive; each block is counted once, and each passage.
+    A block (paragraph, fence, list, table, function, class) that fits is never cut. A larger one is cut where
+    it hurts least: around its children (list items, nested code, members, rows), where these do not fit around
+    theirs, and at the end at blank lines, lines, sentences, words, and at characters last. `count_tokens` need
+    not be additive; each block is counted once, and each passage.
     Raises ValueError for `max_tokens` below 16.
     """
     if max_tokens < MIN_TOKENS:
@@ -71,7 +74,7 @@ def cut(text: str, media_type: str, count_tokens: Callable[[str], int], max_toke
 def _sections(blocks: Sequence[Block]) -> Iterator[list[Block]]:
     section: list[Block] = []
     for block in blocks:
-        if block.role == "heading" and section and section[-1].role != "heading":
+        if block.role in ("heading", "section") and section and section[-1].role != "heading":
             yield section
             section = []
         section.append(block)
@@ -117,17 +120,52 @@ class _Packer:
         return passage if passage.tokens <= self.max_tokens else None
 
     def _measure(self, block: Block) -> _Measured:
+        whole = self._uncut(block)
+        return _Measured(block, list(self._parts(block)) if whole is None else whole, cut=whole is None)
+
+    def _uncut(self, block: Block) -> list[_Piece] | None:
+        """The block in one piece, or with the blank lines around it apart; None when it does not fit."""
         piece = self._fitting(block, block.start, block.end)
         if piece is not None:
-            return _Measured(block, [piece], cut=False)
+            return [piece]
         start, end = self._body(block)
         if start < end and end - start < block.end - block.start:
             piece = self._fitting(block, start, end)
             if piece is not None:
                 before = self._atoms(block, block.start, start, 0)
                 after = self._atoms(block, end, block.end, 0)
-                return _Measured(block, [*before, piece, *after], cut=False)
-        return _Measured(block, list(self._atoms(block, block.start, block.end, 0)), cut=True)
+                return [*before, piece, *after]
+        return None
+
+    def _parts(self, block: Block) -> Iterator[_Piece]:
+        """The pieces of a block that does not fit."""
+        if not block.children:
+            yield from self._atoms(block, block.start, block.end, 0)
+            return
+        children = contiguous(self.text, block.start, block.end, block.children, block)
+        for group in self._neighbours(children):
+            piece = self._joined(block, group) if len(group) > 1 else None
+            if piece is not None:
+                yield piece
+                continue
+            for child in group:
+                whole = self._uncut(child)
+                yield from self._parts(child) if whole is None else whole
+
+    def _neighbours(self, children: Sequence[Block]) -> Iterator[list[Block]]:
+        """Children one by one, save that small ones are counted together."""
+        group: list[Block] = []
+        for child in children:
+            if group and child.end - group[0].start > self.grain:
+                yield group
+                group = []
+            group.append(child)
+        yield group
+
+    def _joined(self, parent: Block, group: list[Block]) -> _Piece | None:
+        kinds = {child.kind for child in group}
+        kind = kinds.pop() if len(kinds) == 1 else parent.kind
+        return self._fitting(Block(group[0].start, group[-1].end, kind, parent.path), group[0].start, group[-1].end)
 
     def _body(self, block: Block) -> tuple[int, int]:
         """The block without blank lines around it: these may go elsewhere when they do not fit."""
@@ -142,16 +180,17 @@ class _Packer:
         tokens = self.count_tokens(self.text[start:end])
         if tokens > self.max_tokens:
             return None
-        return _Piece(start, end, tokens, block.kind, block.heading)
+        return _Piece(start, end, tokens, block.kind, block.path, block.role == "heading")
 
     def _atoms(self, block: Block, start: int, end: int, level: int) -> Iterator[_Piece]:
         """The pieces of [start, end): cut at the borders of `level`, and finer where these do not fit."""
         if start == end:
             return
-        if level == len(block.seams) + len(_BORDERS):
+        if level == len(_BORDERS):
             yield from self._slices(block, start, end, self.grain)
             return
-        bounds = [start, *self._borders(block, start, end, level), end]
+        borders = (match.end() for match in _BORDERS[level].finditer(self.text, start, end))
+        bounds = [start, *(border for border in borders if start < border < end), end]
         if len(bounds) == 2:
             yield from self._atoms(block, start, end, level + 1)
             return
@@ -172,14 +211,6 @@ class _Packer:
                 yield from self._slices(block, left, right, size // 2)
             else:
                 raise ValueError(f"character {left} alone has more than {self.max_tokens} tokens")
-
-    def _borders(self, block: Block, start: int, end: int, level: int) -> Sequence[int]:
-        if level < len(block.seams):
-            seams = block.seams[level]
-            return seams[bisect_right(seams, start) : bisect_left(seams, end)]
-        pattern = _BORDERS[level - len(block.seams)]
-        borders = (match.end() for match in pattern.finditer(self.text, start, end))
-        return [border for border in borders if start < border < end]
 
     def _grouped(self, bounds: Sequence[int]) -> list[int]:
         kept = [bounds[0]]
@@ -214,11 +245,21 @@ class _Packer:
         return Passage(
             text=text,
             kind=_main_kind(pieces),
-            heading=pieces[-1].heading,
+            heading=_heading(pieces),
             start=start,
             end=end,
             tokens=pieces[0].tokens if len(pieces) == 1 else self.count_tokens(text),
         )
+
+
+def _heading(pieces: Sequence[_Piece]) -> str:
+    """The longest path where the others lead to it, else what all have in common; of headings alone, the last's."""
+    paths = [piece.path for piece in pieces if not piece.leads] or [pieces[-1].path]
+    path = max(paths, key=len)
+    if any(other != path[: len(other)] for other in paths):
+        levels = zip(*paths, strict=False)
+        path = tuple(level[0] for level in takewhile(lambda titles: len(set(titles)) == 1, levels))
+    return " > ".join(path)
 
 
 def _main_kind(pieces: Sequence[_Piece]) -> Kind:

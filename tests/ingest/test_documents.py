@@ -35,7 +35,6 @@ def test_reads_unicode_with_and_without_mark_and_normalises_line_ends(data):
         (b"ab\0c", 2),
         (b"\xc3\xbc\0", 2),
         (b"\xef\xbb\xbfab\xff", 5),
-        (b"caf\xe9 au lait", 3),
         (b"\xff\xfea\0\0\0", 4),
         (b"\xff\xfea\0\0\xd8", 4),
         (b"\xfe\xff\0a\0", 4),
@@ -102,6 +101,9 @@ def test_printable_name_makes_any_name_acceptable(name):
         ("a.rs", "text/rust", "text/x-rust"),
         ("a.php", "application/x-php", "text/x-php"),
         ("a.csv", None, "text/x-csv"),
+        ("a.vue", None, "text/x-vue"),
+        ("a.ipynb", None, "text/x-json"),
+        ("a.cts", "text/plain; charset=utf-8", "text/plain"),
         ("data", "application/json; charset=utf-8", "text/x-json"),
         ("a.txt", "Text/Markdown; charset=utf-8", "text/markdown"),
         ("a", "text/x-zig", "text/x-zig"),
@@ -114,11 +116,54 @@ def test_media_type_is_given_or_from_the_ending(name, given, expected):
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [("a.pdf", None), ("a.PNG", "application/octet-stream"), ("a.md", "application/pdf"), ("a", "image/svg+xml")],
+    [("a.doc", None), ("a.PNG", "application/octet-stream"), ("a.md", "application/zip"), ("a", "image/svg+xml")],
 )
 def test_unreadable_media_types_name_what_is_supported(name, given):
     with pytest.raises(Unsupported, match="supported are Markdown"):
         read_upload(name, b"x", given, max_bytes=MAX)
+
+
+@pytest.mark.parametrize("said", ["text/markdown", "text/x-html", "application/pdf"])
+def test_what_is_said_goes_before_the_name(said):
+    if said == "application/pdf":
+        with pytest.raises(Unsupported, match="not a PDF document"):
+            read_upload("a.txt", b"x", said, max_bytes=MAX)
+    else:
+        expected = {"text/x-html": "text/html"}.get(said, said)
+        assert read_upload("a.txt", b"<p>x", said, max_bytes=MAX).media_type == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("page", b"\n<!-- x -->\n<!DOCTYPE html><p>x", "text/html"),
+        ("page", b"<html lang=en><p>x", "text/html"),
+        ("page", b"<p>x", "text/plain"),
+        ("page.txt", b"<html><p>x", "text/plain"),
+    ],
+)
+def test_the_first_bytes_decide_where_the_name_says_nothing(name, data, expected):
+    assert read_upload(name, data, max_bytes=MAX).media_type == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"%PDF-1.7\n", "PDF document"),
+        (b"PK\x03\x04rest", "ZIP archive"),
+        (b"\x89PNG\r\n\x1a\n", "PNG image"),
+        (b"\xff\xd8\xff\xe0", "JPEG image"),
+        (b"{\\rtf1 text}", "RTF document"),
+        (b"\x7fELF\x02", "ELF program"),
+        (b"SQLite format 3\x00", "SQLite database"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.html", "a.py", "a"])
+def test_bytes_of_another_format_than_the_name_says_are_named(name, data, shown):
+    if name == "a" and shown == "PDF document":
+        pytest.skip("a name without ending may be a PDF")
+    with pytest.raises(Unsupported, match=rf"^{name}: '{shown}' is not accepted; its name or media type says"):
+        read_upload(name, data, max_bytes=MAX)
 
 
 def test_keeps_flat_metadata():

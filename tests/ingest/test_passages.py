@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ingest.media_types import PDF
 from ingest.passages import Passage, cut
 
 
@@ -29,7 +30,7 @@ def borders(text: str) -> int:
 
 
 COUNTERS = [words, characters, pairs, borders]
-MEDIA_TYPES = ["text/markdown", "text/plain", "text/x-python", "text/x-csv", "text/x-json"]
+MEDIA_TYPES = ["text/markdown", "text/plain", "text/x-python", "text/x-csv", "text/x-json", "text/x-sql", PDF]
 
 LINES = st.sampled_from(
     [
@@ -65,6 +66,9 @@ LINES = st.sampled_from(
         "\u2028\x0b\x0c\x1c\x85",
         "漢字。仮名。",
         "a\rb",
+        "\f",
+        '"quoted,',
+        "---\ntitle: front matter",
         "\ud800",
         "\0",
     ]
@@ -181,6 +185,10 @@ def test_a_heading_directly_under_another_stays_with_it():
     assert simple("# A\n\n### B\n\ntext") == [("# A\n\n### B\n\ntext", "prose", "A > B")]
 
 
+def test_a_heading_without_text_gives_no_path_to_what_follows():
+    assert simple("## A\n\n## B\n\ntext") == [("## A\n\n## B\n\ntext", "prose", "B")]
+
+
 def test_small_paragraphs_of_a_section_are_packed_together():
     texts = [text for text, _, _ in simple("# A\n\n" + "one two three\n\n" * 6)]
     assert texts == ["# A\n\n" + "one two three\n\n" * 3, "one two three\n\n" * 3]
@@ -288,7 +296,9 @@ def test_source_code_is_cut_before_definitions_and_their_decorators():
         "# about f\n@cached\ndef f():\n    a = 1\n\n    return a\n\n",
         "class C:\n    x = 1\n\n    y = 2\n",
     ]
-    assert simple("".join(units), 45, "text/x-python") == [(unit, "code", "") for unit in units]
+    assert simple("".join(units), 45, "text/x-python") == [
+        (unit, "code", heading) for unit, heading in zip(units, ["", "f", "C"], strict=True)
+    ]
 
 
 def test_closing_brackets_stay_with_what_they_close():
@@ -300,6 +310,67 @@ def test_a_csv_file_is_a_table_cut_between_rows():
     passages = cut("a,b\n" + "1,2\n" * 20, "text/x-csv", words, 16)
     assert {p.kind for p in passages} == {"table"}
     assert all(p.text.endswith("\n") for p in passages)
+
+
+def test_a_row_with_line_ends_in_quotes_is_not_cut():
+    row = '1,"first\n\nsecond"\n'
+    passages = cut("id,note\n" + row * 6, "text/x-csv", words, 20)
+    assert sum(p.text.count(row) for p in passages) == 6
+    assert {p.heading for p in passages} == {"id, note"}
+    assert [p.heading for p in cut("1;2\n3;4\n", "text/x-csv", words, 20)] == [""]
+
+
+def test_a_row_too_large_for_csv_is_cut_like_any_text():
+    text = 'a,"' + "x" * 200_000 + '"\n1,2\n'
+    assert "".join(p.text for p in cut(text, "text/x-csv", characters, 1000)) == text
+
+
+NESTED = {
+    "quote": ("> ", "> "),
+    "item": ("- ", "  "),
+    "item in item": ("- - ", "    "),
+    "item in quote": ("> 1. ", ">    "),
+    "quote in item": ("* > ", "  > "),
+}
+
+
+@pytest.mark.parametrize("opener", ["```", "~~~", "`````", "~~~~ py"])
+@pytest.mark.parametrize(("first", "rest"), NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("lead", range(0, 20, 3))
+def test_a_fence_that_fits_is_whole_wherever_it_is_nested(opener, first, rest, lead):
+    closer = opener.split()[0]
+    inside = ["a b", "", "# no heading", "- no item", closer[:-1] if len(closer) > 3 else "``"]
+    code = "".join(f"{rest}{line}".rstrip() + "\n" for line in [opener, *inside, closer])
+    around = "".join(f"{rest}{'more ' * 9}\n{rest}\n".replace(" \n", "\n") for _ in range(6))
+    text = f"{first}{'one ' * lead}see\n{rest.rstrip()}\n{code}{rest.rstrip()}\n{around}"
+    passages = cut(text, "text/markdown", words, 80)
+    assert len(passages) > 2
+    assert sum(code.strip() in p.text for p in passages) == 1
+    assert "".join(p.text for p in passages) == text
+
+
+def test_a_nested_table_is_whole_and_a_table():
+    table = "  | a | b |\n  |---|---|\n  | 1 | 2 |\n"
+    text = f"- {'more ' * 30}\n\n{table}\n  {'and ' * 30}\n"
+    assert [p.kind for p in cut(text, "text/markdown", words, 40) if table in p.text] == ["table"]
+
+
+@pytest.mark.parametrize("opener", ["```", "~~~", "- ```", "> ```", "    code"])
+def test_an_unclosed_fence_loses_nothing(opener):
+    text = f"# A\n\n{opener}\n" + "x = 1\n\n# not a heading\n" * 9
+    passages = cut(text, "text/markdown", words, 40)
+    assert "".join(p.text for p in passages) == text
+
+
+def test_front_matter_is_no_heading():
+    front = "---\ntitle: A\ntags:\n  - b\n---\n"
+    assert simple(front + "\ntext " * 12, 40)[0] == (front + "\n", "code", "")
+    assert simple("---\n\ntext\n\n---\n")[0][1:] == ("prose", "")
+
+
+def test_a_heading_is_its_text_without_markup():
+    (passage,) = cut("## [Un*released*](https://example.org) `x` &amp; y\n", "text/markdown", words, 200)
+    assert passage.heading == "Unreleased x & y"
 
 
 def test_an_endless_heading_is_shortened():
@@ -318,13 +389,13 @@ def test_refuses_a_limit_that_one_character_could_exceed():
         ("word " * 400_000, "text/plain"),
         ("a" * 2_000_000, "text/markdown"),
         ("```\n" + "x = 1\n" * 80_000, "text/markdown"),
-        ("- item\n" * 40_000, "text/markdown"),
+        ("- item\n" * 20_000, "text/markdown"),
         (("- " * 50 + "a\n") * 2_000, "text/markdown"),
         ("# h\n\na\n\n" * 20_000, "text/markdown"),
         ("# h\n" * 40_000, "text/markdown"),
         ("[" * 200_000, "text/markdown"),
         ("." * 1_000_000, "text/plain"),
-        ("x = 1\n\n" * 80_000, "text/x-python"),
+        ("x = 1\n\n" * 30_000, "text/x-python"),
     ],
     ids=["words", "word", "fence", "items", "nested", "sections", "headings", "brackets", "dots", "code"],
 )

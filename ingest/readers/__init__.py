@@ -1,0 +1,1 @@
+"""Readers: the text of formats that are more than text."""

@@ -1,0 +1,139 @@
+"""PDF: the text layer of its pages, with paragraphs by spacing and headings by size."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import pypdfium2
+from pypdfium2 import raw
+
+from ingest.errors import Unsupported
+
+# Between two pages of the stored text. White space, so that it is no text and shows as a line.
+PAGE_END = "\n\f\n"
+
+# PDFium keeps global state: one call at a time in the process.
+_LOCK = threading.Lock()
+
+_END_MARK = b"%%EOF"
+# Acrobat looks for the end mark in this many last bytes.
+_END_WITHIN = 1024
+_LARGER = 1.15
+_MAX_HEADING = 120
+_PARAGRAPH_GAP = 1.3
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+# What PDFium puts for a hyphen that only breaks a word between two lines.
+_SOFT_HYPHEN = re.compile("[\x02\ufffe\xad](?:\r?\n)?")
+
+
+@dataclass
+class _Line:
+    text: str
+    # Points.
+    size: float
+    bottom: float
+
+
+def read_pdf(name: str, data: bytes) -> str:
+    """The text of each page, pages apart by a form feed.
+
+    A blank line parts paragraphs, and a line in larger type than most of the document is written as a heading of
+    Markdown, larger being higher. A page that shows an image and has no text says so in its place. Raises
+    Unsupported, saying why, for a file that is encrypted, truncated, damaged, no PDF, or has no text at all.
+    """
+    if b"%PDF-" not in data[:_END_WITHIN]:
+        raise Unsupported(name, data[:8], "this is not a PDF document (application/pdf): its first bytes are not %PDF-")
+    if _END_MARK not in data.rstrip(b"\0\r\n \t")[-_END_WITHIN:]:
+        raise Unsupported(name, f"{len(data)} bytes", "this PDF file is truncated: %%EOF is missing at its end")
+    with _LOCK:
+        pages = _pages(name, data)
+    if not any(isinstance(page, list) and page for page in pages):
+        raise Unsupported(name, f"{len(pages)} pages", "there is no text in this PDF; if it is scanned, OCR it first")
+    levels = _levels([line for page in pages if isinstance(page, list) for line in page])
+    texts = [page if isinstance(page, str) else _text(page, levels) for page in pages]
+    return PAGE_END.join(texts) + "\n"
+
+
+def _pages(name: str, data: bytes) -> list[list[_Line] | str]:
+    """The lines of each page, or what to say in their place."""
+    try:
+        document = pypdfium2.PdfDocument(data)
+    except pypdfium2.PdfiumError as error:
+        if "password" in str(error).lower():
+            raise Unsupported(name, "encrypted PDF document", "save it without its password first") from error
+        raise Unsupported(name, f"{len(data)} bytes", f"this PDF file is damaged: {error}") from error
+    number = 0
+    try:
+        pages: list[list[_Line] | str] = []
+        for number in range(1, len(document) + 1):
+            page = document[number - 1]
+            lines = _lines(page.get_textpage())
+            shows_image = not lines and any(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE]))
+            pages.append(f"[Page {number} is an image without text.]" if shows_image else lines)
+            page.close()
+        return pages
+    except pypdfium2.PdfiumError as error:
+        raise Unsupported(name, f"page {number}", f"this page of the PDF file is damaged: {error}") from error
+    finally:
+        document.close()
+
+
+def _lines(page: pypdfium2.PdfTextPage) -> list[_Line]:
+    text = page.get_text_range() if page.count_chars() else ""
+    # Where text beyond 16 bits makes the two counts differ, a line is measured a few characters off.
+    last = page.count_chars() - 1
+    lines: list[_Line] = []
+    for found in re.finditer(r"[^\r\n]+", _SOFT_HYPHEN.sub(lambda hyphen: "\ufffe" * len(hyphen[0]), text)):
+        line = _CONTROLS.sub("", found[0].replace("\ufffe", "")).strip()
+        if line:
+            inked = [index for index in range(found.start(), found.end()) if not text[index].isspace()]
+            picked = {min(index, last) for index in (inked[0], inked[len(inked) // 2], inked[-1])}
+            boxes = [page.get_charbox(index, loose=True) for index in picked]
+            # The size that the font is said to have ignores how the page scales it.
+            lines.append(_Line(line, round(2 * median(top - bottom for _, bottom, _, top in boxes)) / 2, boxes[0][1]))
+    return lines
+
+
+def _levels(lines: list[_Line]) -> dict[float, int]:
+    """The heading level of each size of type that is larger than that of most of the text."""
+    characters: Counter[float] = Counter()
+    for line in lines:
+        characters[line.size] += len(line.text)
+    body = characters.most_common(1)[0][0]
+    sizes = sorted({line.size for line in lines if _can_head(line) and line.size >= body * _LARGER}, reverse=True)
+    return {size: min(level, 6) for level, size in enumerate(sizes, 1)}
+
+
+def _can_head(line: _Line) -> bool:
+    return len(line.text) <= _MAX_HEADING and sum(character.isalpha() for character in line.text) > 1
+
+
+def _text(lines: list[_Line], levels: dict[float, int]) -> str:
+    drops = [a.bottom - b.bottom for a, b in pairwise(lines) if a.size == b.size and a.bottom > b.bottom]
+    pitch = median(drops) if drops else 0.0
+    written: list[str] = []
+    last: _Line | None = None
+    for line in lines:
+        level = levels.get(line.size) if _can_head(line) else None
+        drop = last.bottom - line.bottom if last is not None else 0.0
+        if level is not None:
+            goes_on = (
+                last is not None
+                and last.size == line.size
+                and written[-1].startswith("#")
+                and 0 <= drop < 2 * line.size
+            )
+            if goes_on:
+                written[-1] += f" {line.text}"
+            else:
+                written += ["", f"{'#' * level} {line.text}"]
+        else:
+            apart = last is None or last.size in levels or not 0 <= drop <= _PARAGRAPH_GAP * max(pitch, line.size)
+            written += [""] * apart + [re.sub(r"^(?=#{1,6}\s)", r"\\", line.text)]
+        last = line
+    return "\n".join(written).strip()
