@@ -87,7 +87,7 @@ def test_the_log_has_both_reasons_and_sums_that_hold(service: Service, session: 
 
 def test_the_cache_list_filters_by_state_and_kind(service: Service, session: str) -> None:
     every = service.blocks(session)
-    for state in ("resident", "dropped"):
+    for state in ("resident", "offloaded", "dropped"):
         assert service.blocks(session, state=state) == [block for block in every if block["state"] == state]
     assert service.blocks(session, kind="question") == [block for block in every if block["kind"] == "question"]
 
