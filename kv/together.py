@@ -1,8 +1,8 @@
 """Several sessions decode together: one token each, in one forward pass.
 
-Projections and MLPs run over all rows at once, where the weights, which are most of what a step reads, are read once
-for all. Attention runs stream by stream over the buffers that each stream's caches have anyway: nothing is padded,
-masked or copied, and what is stored, scored and evicted is what it would be alone.
+Projections and MLPs run over all rows at once: the weights, most of what a step reads, are read once for all.
+Attention runs stream by stream over the buffers that each stream's caches have anyway: nothing is padded, masked or
+copied, and what is stored, scored and evicted is what it would be alone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ def step_together(sessions: Sequence[Session], tokens: Sequence[int]) -> list[mx
     those alone by rounding, since a product of several rows is summed in another order. A model whose attention
     cannot be taken apart by stream (`LoadedModel.decodes_together`) is stepped one session after another.
 
+    On the CPU the pass is computed layer by layer, and each stream attends in NumPy (`kv.cpu_attention`).
+
     Raises ValueError, before anything is changed, if there are not as many tokens as sessions, a session comes twice,
-    sessions run on different models, or one has no room.
+    sessions run on different models, or one has no room. Whatever else is raised comes from within the pass: the
+    open answer of every session is then to be rewound, as after a `Session.step` that has failed.
     """
     if len(tokens) != len(sessions):
         raise ValueError(f"{len(tokens)} tokens for {len(sessions)} sessions")

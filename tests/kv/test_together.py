@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.llama import Attention
 
-from kv import LoadedModel, Session
+from kv import LoadedModel, Session, cpu_attention
 from kv.policy import Pool, Score
 from kv.session import NewBlock, sampler
 from kv.together import step_together
@@ -41,6 +42,14 @@ def loaded(model: Any, context: int = 4096) -> LoadedModel:
 @pytest.fixture(scope="module")
 def llama() -> LoadedModel:
     return loaded(tiny_llama(width=16, words=WORDS))
+
+
+@pytest.fixture(params=["numpy", "mlx"])
+def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How each stream attends: as on the CPU, or as on a GPU and with other dtypes."""
+    if request.param == "mlx":
+        monkeypatch.setattr(cpu_attention, "serves", lambda *_: False)
+    return str(request.param)
 
 
 def words(seed: int, count: int) -> list[int]:
@@ -114,6 +123,7 @@ def step(streams: Sequence[Stream], times: int = 1) -> None:
             stream.take(logits)
 
 
+@pytest.mark.usefixtures("attention")
 def test_sessions_of_very_different_lengths_get_the_logits_of_stock_mlx_lm(llama: LoadedModel) -> None:
     lengths = [60, 1000, 1, 333]
     sessions, texts = [], []
@@ -156,6 +166,7 @@ def test_a_step_is_one_forward_pass(llama: LoadedModel) -> None:
     assert shapes == [(5, 1)]
 
 
+@pytest.mark.usefixtures("attention")
 def test_no_keys_or_values_are_copied(llama: LoadedModel) -> None:
     """A step over four long streams takes less memory, beyond that of short ones, than one layer's rows of one."""
 
@@ -165,8 +176,11 @@ def test_no_keys_or_values_are_copied(llama: LoadedModel) -> None:
         step_together(sessions, tokens)
         mx.reset_peak_memory()
         before = mx.get_active_memory()
+        tracemalloc.start()
         step_together(sessions, tokens)
-        return mx.get_peak_memory() - before
+        _, numpy_peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return mx.get_peak_memory() - before + numpy_peak
 
     one_layer = 2 * 2000 * 2 * 16 * 4
     assert extra(2000) - extra(20) < one_layer
@@ -192,6 +206,7 @@ def test_joining_and_leaving_changes_no_other_answer(score: Score, kv_heads: int
         stream.check()
 
 
+@pytest.mark.usefixtures("attention")
 def test_sessions_of_different_scores_share_a_pass(llama: LoadedModel) -> None:
     streams = [
         Stream(llama, 10 * i, [30 + i, 20], score=score, pool=pool, budget=80 + i)
@@ -202,6 +217,7 @@ def test_sessions_of_different_scores_share_a_pass(llama: LoadedModel) -> None:
         stream.check()
 
 
+@pytest.mark.usefixtures("attention")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str) -> None:
     model = loaded(tiny(family)[0])
@@ -212,6 +228,60 @@ def test_every_family(family: str) -> None:
     step(streams, 4)
     for stream in streams:
         stream.check()
+
+
+@pytest.mark.parametrize("first", ["together", "observed"])
+def test_observed_attention_is_seen_whichever_was_hooked_first(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llama_module = importlib.import_module("mlx_lm.models.llama")
+    monkeypatch.setattr(llama_module, "scaled_dot_product_attention", scaled_dot_product_attention)
+    monkeypatch.setattr(cpu_attention, "serves", lambda *_: False)
+    model = loaded(tiny_llama(width=16, words=WORDS))
+    if first == "together":
+        assert model.decodes_together
+    streams = [Stream(model, 10 * seed, [30 + seed], score="observed") for seed in range(3)]
+    step(streams, 3)
+    for stream in streams:
+        stream.check()
+
+
+def test_half_precision_is_left_to_mlx() -> None:
+    half = tiny_llama(width=16, words=WORDS)
+    half.set_dtype(mx.float16)
+    streams = [Stream(loaded(half), seed, [30 + seed]) for seed in range(2)]
+    rows = step_together([stream.batched for stream in streams], [5, 5])
+    for logits, twin in zip(rows, [stream.alone for stream in streams], strict=True):
+        assert logits.dtype == mx.float16
+        np.testing.assert_allclose(np.array(logits), np.array(twin.step(5)), atol=2e-3)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "rows"), [(9, 3, 1), (9, 3, 900), (4, 4, 384), (4, 1, 385), (6, 2, 70)])
+def test_attention_on_the_cpu_is_attention(heads: int, kv_heads: int, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    queries, keys, values = (
+        rng.normal(size=shape).astype(np.float32)
+        for shape in ((heads, 16), (kv_heads, rows + 7, 16), (kv_heads, rows + 7, 24))
+    )
+    # Weights far apart, whose exponentials would overflow as they are.
+    keys *= 100
+    got, weights = cpu_attention.attend(queries, keys[:, :rows], values[:, :rows], 0.25)
+    shared = heads // kv_heads
+    for head in range(heads):
+        logits = keys[head // shared, :rows].astype(np.float64) @ queries[head] * 0.25
+        want = np.exp(logits - logits.max())
+        want /= want.sum()
+        np.testing.assert_allclose(weights[head // shared, head % shared], want, atol=1e-4)
+        np.testing.assert_allclose(got[head], want @ values[head // shared, :rows], atol=1e-4)
+
+
+def test_the_cpu_attends_by_itself_only_where_that_is_what_the_model_does(llama: LoadedModel) -> None:
+    assert llama.decodes_together
+    hooked = importlib.import_module("mlx_lm.models.llama").scaled_dot_product_attention
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    assert cpu_attention.serves(hooked, mx.float32, None, {}) is on_cpu
+    assert not cpu_attention.serves(lambda *_, **__: mx.zeros(1), mx.float32, None, {})
+    assert not cpu_attention.serves(hooked, mx.bfloat16, None, {})
+    assert not cpu_attention.serves(hooked, mx.float32, mx.zeros((1, 1)), {})
+    assert not cpu_attention.serves(hooked, mx.float32, None, {"sinks": mx.zeros(4)})
 
 
 def test_a_model_that_attends_in_its_own_way_is_stepped_one_after_another() -> None:
@@ -294,6 +364,33 @@ def test_what_cannot_be_done_is_refused_before_anything_is_changed(llama: Loaded
     assert [held(session) for session in sessions] == before
     step_together([near.batched, a, b], [1, 1, 1])
     assert near.batched.position < near.batched.model.context_length
+
+
+@pytest.mark.usefixtures("attention")
+@pytest.mark.parametrize("score", SCORES)
+def test_sessions_go_on_once_rewound_after_a_pass_that_failed(score: Score) -> None:
+    model = loaded(tiny_llama(width=16, words=WORDS))
+    streams = [Stream(model, 10 * seed, [30 + seed], score=score) for seed in range(2)]
+    step(streams, 2)
+    mlp = model.model.layers[1].mlp
+
+    def fails(_: mx.array) -> mx.array:
+        raise RuntimeError("out of memory")
+
+    model.model.layers[1].mlp = fails
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step_together([stream.batched for stream in streams], [1, 1])
+    model.model.layers[1].mlp = mlp
+    for stream in streams:
+        for session in (stream.batched, stream.alone):
+            session.rewind(stream.answer.id)
+        stream.read([])
+    step(streams, 3)
+    for stream in streams:
+        # Scores may differ by what the failed tokens had given to others, as after any `truncate`.
+        got, want = stream.batched, stream.alone
+        assert (got.tokens_seen, got.position, got.nbytes) == (want.tokens_seen, want.position, want.nbytes)
+        assert got._group.positions() == want._group.positions()
 
 
 def test_no_session_is_no_work() -> None:
