@@ -52,7 +52,9 @@ def test_ingest_search_and_chat(service: Service, tmp_path: Path) -> None:
     assert found.stdout.startswith("1. ")
     assert "axolotl" in found.stdout
 
-    chat = service.run("chat", "--top-k", "1", "--budget-tokens", "400", input="How many gills has the axolotl of lake Xochimilco?\n")
+    chat = service.run(
+        "chat", "--top-k", "1", "--budget-tokens", "400", input="How many gills has the axolotl of lake Xochimilco?\n"
+    )
     assert chat.returncode == 0, chat.stderr
     assert chat.stdout.strip()
     assert "deep/er/axolotl.md > Axolotl" in chat.stderr

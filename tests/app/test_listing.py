@@ -21,7 +21,9 @@ def session(service: Service) -> str:
     """A session that has evicted blocks of several kinds, for several reasons."""
     session = service.session(budget_tokens=160, title="Ferries")
     for town in (*TOWNS, *TOWNS[:2]):
-        answer = service.tell(session, f"When does the ferry to {town} leave?", top_k=1, max_tokens=24)
+        answer = service.tell(
+            session, f"When does the ferry to {town} leave? Tell a long story of it.", top_k=1, max_tokens=60
+        )
         assert answer.status_code == 200
     return session
 
