@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import tracemalloc
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,21 +21,12 @@ from kv.policy import Pool, Score
 from kv.session import NewBlock, sampler
 from kv.together import step_together
 from tests.kv.feeding import tiny_llama
+from tests.kv.streams import SYSTEM, WORDS, Stream, loaded, step, words
 from tests.kv.test_observed import COMMON, FAMILIES, tiny
 
-WORDS = 100
 SCORES: list[Score] = ["attn_mass", "key_norm", "observed"]
 POOLS: list[Pool] = ["mean", "max"]
-# As many as there are sinks, so that every other block can be evicted.
-SYSTEM = 4
 PROMPT = NewBlock("answer", (3, 4, 5))
-
-
-def loaded(model: Any, context: int = 4096) -> LoadedModel:
-    """A model without its tokenizer, which decoding does not need."""
-    ropes = [layer.self_attn.rope for layer in model.layers]
-    none = cast(Any, None)
-    return LoadedModel("tiny", model, none, none, none, frozenset(), context, ropes)
 
 
 @pytest.fixture(scope="module")
@@ -50,77 +40,6 @@ def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param == "mlx":
         monkeypatch.setattr(cpu_attention, "serves", lambda *_: False)
     return str(request.param)
-
-
-def words(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(1 + seed).integers(0, WORDS, count).tolist()
-
-
-class Stream:
-    """A session in the batch, and its twin, which is told the same and decodes alone."""
-
-    def __init__(self, model: LoadedModel, seed: int, blocks: Sequence[int], **options: Any) -> None:
-        self.options = {"budget": 512, "prefill_step": 64, **options}
-        self.batched = Session(model, **self.options)
-        self.alone = Session(model, **self.options)
-        self.seed = seed
-        self.answers = 0
-        self.fed = 0
-        system = NewBlock("system", words(seed - 1, SYSTEM), pinned=True)
-        self.read([system, *(NewBlock(f"b{i}", words(seed + i, count)) for i, count in enumerate(blocks))])
-
-    def read(self, blocks: Sequence[NewBlock]) -> None:
-        """Read blocks, and open an answer."""
-        self.answers += 1
-        self.answer = NewBlock(f"answer{self.answers}", words(self.seed + 100 + self.answers, 3))
-        self.token, self.fed = self.answer.tokens[-1], -1
-        for session in (self.batched, self.alone):
-            for _ in session.prefill(blocks, answer=self.answer):
-                pass
-
-    def take(self, logits: mx.array) -> None:
-        """Compare the logits of the batch with those alone; go on with the likeliest token."""
-        want = np.array(self.alone.step(self.token))
-        np.testing.assert_allclose(np.array(logits), want, atol=1e-4, rtol=1e-4)
-        assert int(np.array(logits).argmax()) == int(want.argmax())
-        self.token = int(want.argmax())
-        self.fed += 1
-
-    def close(self, kept: int, rest: Sequence[int]) -> None:
-        """Close the answer as its first `kept` generated tokens and `rest`."""
-        for session in (self.batched, self.alone):
-            session.close_answer(len(self.answer.tokens) + kept, rest)
-            session.pin(self.answer.id, False)
-
-    def evict(self, block: str) -> None:
-        got, want = self.batched.evict(block), self.alone.evict(block)
-        assert (got.block, got.start, got.tokens) == (want.block, want.start, want.tokens)
-        assert got.score == pytest.approx(want.score, rel=1e-3, abs=1e-5)
-
-    def check(self) -> None:
-        """What is held is the same: books, rows, scores, keys and values."""
-        got, want = self.batched, self.alone
-        assert (got.tokens_seen, got.tokens_kept, got.position) == (want.tokens_seen, want.tokens_kept, want.position)
-        for mine, theirs in zip(got.blocks(), want.blocks(), strict=True):
-            assert dataclasses.replace(mine, score=0.0) == dataclasses.replace(theirs, score=0.0)
-            assert mine.score == pytest.approx(theirs.score, rel=1e-3, abs=1e-5)
-        for cache, other in zip(got._caches, want._caches, strict=True):
-            assert (cache.offset, cache.tokens_seen, cache.tokens_kept) == (
-                other.offset,
-                other.tokens_seen,
-                other.tokens_kept,
-            )
-            for mine_, theirs_ in zip(cache.arrays, other.arrays, strict=True):
-                np.testing.assert_allclose(np.array(mine_), np.array(theirs_), atol=1e-4, rtol=1e-4)
-        assert got._group.positions() == want._group.positions()
-        assert got.nbytes == want.nbytes
-
-
-def step(streams: Sequence[Stream], times: int = 1) -> None:
-    for _ in range(times):
-        rows = step_together([stream.batched for stream in streams], [stream.token for stream in streams])
-        for stream, logits in zip(streams, rows, strict=True):
-            stream.take(logits)
 
 
 @pytest.mark.usefixtures("attention")
@@ -252,36 +171,6 @@ def test_half_precision_is_left_to_mlx() -> None:
     for logits, twin in zip(rows, [stream.alone for stream in streams], strict=True):
         assert logits.dtype == mx.float16
         np.testing.assert_allclose(np.array(logits), np.array(twin.step(5)), atol=2e-3)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads", "rows"), [(9, 3, 1), (9, 3, 900), (4, 4, 384), (4, 1, 385), (6, 2, 70)])
-def test_attention_on_the_cpu_is_attention(heads: int, kv_heads: int, rows: int) -> None:
-    rng = np.random.default_rng(rows)
-    queries, keys, values = (
-        rng.normal(size=shape).astype(np.float32)
-        for shape in ((heads, 16), (kv_heads, rows + 7, 16), (kv_heads, rows + 7, 24))
-    )
-    # Weights far apart, whose exponentials would overflow as they are.
-    keys *= 100
-    got, weights = cpu_attention.attend(queries, keys[:, :rows], values[:, :rows], 0.25)
-    shared = heads // kv_heads
-    for head in range(heads):
-        logits = keys[head // shared, :rows].astype(np.float64) @ queries[head] * 0.25
-        want = np.exp(logits - logits.max())
-        want /= want.sum()
-        np.testing.assert_allclose(weights[head // shared, head % shared], want, atol=1e-4)
-        np.testing.assert_allclose(got[head], want @ values[head // shared, :rows], atol=1e-4)
-
-
-def test_the_cpu_attends_by_itself_only_where_that_is_what_the_model_does(llama: LoadedModel) -> None:
-    assert llama.decodes_together
-    hooked = importlib.import_module("mlx_lm.models.llama").scaled_dot_product_attention
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    assert cpu_attention.serves(hooked, mx.float32, None, {}) is on_cpu
-    assert not cpu_attention.serves(lambda *_, **__: mx.zeros(1), mx.float32, None, {})
-    assert not cpu_attention.serves(hooked, mx.bfloat16, None, {})
-    assert not cpu_attention.serves(hooked, mx.float32, mx.zeros((1, 1)), {})
-    assert not cpu_attention.serves(hooked, mx.float32, None, {"sinks": mx.zeros(4)})
 
 
 def test_a_model_that_attends_in_its_own_way_is_stepped_one_after_another() -> None:
