@@ -214,8 +214,14 @@ TEN_TURNS = {
 }
 
 
+# What does with keys what another case does, waits for `pytest -m slow`.
+LIKE_OTHERS = ("tova", "l2norm", "pyramidkv", "cam", "streaming_llm")
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("case", TEN_TURNS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in LIKE_OTHERS else []) for case in TEN_TURNS]
+)
 def test_the_real_model_goes_on_for_ten_turns_of_many_tokens(case: str) -> None:
     """How many each method answers rightly is for tests/benchmarks/turns.py; those that must, must here."""
     loaded = load_model()
@@ -224,11 +230,10 @@ def test_the_real_model_goes_on_for_ten_turns_of_many_tokens(case: str) -> None:
     exact = case in ("chunkkv, observed", "streaming_llm")
     right = 0
     for number in range(10):
-        text = (
-            f"Question {number}: the ferry to the island leaves at {number + 6} o'clock. " * 4 + "When does it leave?"
-        )
+        told = f"Question {number}: the ferry to the island leaves at {number + 6} o'clock. "
+        text = told * (4 if exact else 2) + "When does it leave?"
         prompt = loaded.tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
-        assert len(prompt) > 80
+        assert len(prompt) > 50
         tokens = 16 if exact else 2
         parts = list(stream_generate(loaded.model, loaded.tokenizer, prompt, max_tokens=tokens, prompt_cache=caches))
         assert all(np.isfinite(np.array(part.logprobs)).all() for part in parts)
@@ -237,7 +242,7 @@ def test_the_real_model_goes_on_for_ten_turns_of_many_tokens(case: str) -> None:
             assert all(cache.tokens_kept <= cache.layer_budget for cache in caches)
             assert sum(kept) <= 192 * len(caches)
         right += str(number + 6) in "".join(part.text for part in parts)
-    assert caches[0].offset > 800
+    assert caches[0].offset > 500
     if exact:
         assert right >= 8
 
