@@ -92,6 +92,8 @@ class ChatService:
     async def forget_document(self, document_id: str) -> None:
         """Drop the K/V of a document that has been deleted. Sessions evict its blocks at their next message."""
         await asyncio.wrap_future(self._engine.forget_document(document_id))
+        # What that wrote to the log is committed when this is, since writes go in turn.
+        await asyncio.wrap_future(self._database.write(lambda _: None))
 
     async def cancel(self, session_id: str) -> bool:
         """Stop the session's turn and wait until it has. Returns whether there was one. Raises NotFound."""

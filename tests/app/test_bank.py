@@ -94,8 +94,8 @@ def test_the_bank_outlives_the_process_as_far_as_it_was_on_disk(tmp_path: Path, 
     service = Service(tmp_path, BANK_MEMORY_MB="8")
     service.ingest(*towns())
     session = service.session(budget_tokens=224)
-    for town in ("Bodo", "Narva", "Lecce", "Tarifa"):
-        turn(service, session, f"When does the {town} ferry leave?", top_k=2, max_tokens=4)
+    for town in ("Bodo", "Narva", "Lecce"):
+        turn(service, session, f"When does the {town} ferry leave?", top_k=2, max_tokens=2)
     before = service.blocks(session)
     service.stop(how)
     service.start()
@@ -107,8 +107,8 @@ def test_the_bank_outlives_the_process_as_far_as_it_was_on_disk(tmp_path: Path, 
         else:
             assert now in ("offloaded", "dropped")
     origins = set()
-    for town in ("Bodo", "Narva", "Lecce", "Tarifa"):
-        names, last = turn(service, session, f"When does the {town} ferry leave?", top_k=2, max_tokens=4)
+    for town in ("Bodo", "Narva", "Lecce"):
+        names, last = turn(service, session, f"When does the {town} ferry leave?", top_k=2, max_tokens=2)
         assert names[-1] == "done"
         origins |= {last["recall"]["origin"]} if "recall" in last else set()
     assert "disk" in origins
@@ -161,7 +161,7 @@ def test_without_a_bank_every_session_reads_for_itself(tmp_path: Path) -> None:
     for _ in range(2):
         session = service.session(budget_tokens=224)
         for town in ("Bodo", "Narva", "Lecce"):
-            names, _ = turn(service, session, f"When does the {town} ferry leave?", top_k=2, max_tokens=4)
+            names, _ = turn(service, session, f"When does the {town} ferry leave?", top_k=2, max_tokens=2)
             assert "recall" not in names
         assert {row["outcome"] for row in service.items(f"/v1/sessions/{session}/evictions")} == {"dropped"}
     service.stop()

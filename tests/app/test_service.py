@@ -330,10 +330,10 @@ def test_a_session_goes_on_after_a_restart_without_reading_again(tmp_path: Path)
 def test_sessions_that_answer_together_say_what_they_say_alone(service: Service) -> None:
     """One is told a secret, which must not leak into the others; they start and end at different times."""
     asked = [
-        ("The password is swordfish. Say it back.", 30),
-        ("What is a cat?", 24),
-        ("When does the ferry to Narva leave?", 12),
-        ("Name three rivers.", 40),
+        ("The password is swordfish. Say it back.", 16),
+        ("What is a cat?", 12),
+        ("When does the ferry to Narva leave?", 8),
+        ("Name three rivers.", 20),
     ]
 
     def answer(question: str, max_tokens: int) -> str:

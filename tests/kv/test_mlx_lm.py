@@ -215,7 +215,7 @@ TEN_TURNS = {
 
 
 # What does with keys what another case does, waits for `pytest -m slow`.
-LIKE_OTHERS = ("tova", "l2norm", "pyramidkv", "cam", "streaming_llm")
+LIKE_OTHERS = ("full", "snapkv", "streaming_llm", "tova", "l2norm", "pyramidkv", "squeezeattention", "cam", "kivi")
 
 
 @pytest.mark.model
