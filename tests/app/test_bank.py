@@ -91,7 +91,7 @@ def test_what_left_comes_back_and_the_log_says_so(service: Service) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_the_bank_outlives_the_process_as_far_as_it_was_on_disk(tmp_path: Path, how: signal.Signals) -> None:
-    service = Service(tmp_path, BANK_MEMORY_MB="8")
+    service = Service(tmp_path, BANK_MEMORY_MB="4")
     service.ingest(*towns())
     session = service.session(budget_tokens=224)
     for town in ("Bodo", "Narva", "Lecce"):
