@@ -54,7 +54,7 @@ class Bank:
         self, key: str, system: Sequence[int], passage: Sequence[int], document_id: str
     ) -> Generator[int, None, BlockKV]:
         """Compute a passage's K/V and keep it; yields the passage's tokens done after each forward pass."""
-        prefix = yield from self._prefix(system, len(passage))
+        prefix = yield from self._take_prefix(system, len(passage))
         try:
             yield from prefix.prefill([NewBlock("passage", passage)])
             kv = prefix.lift("passage")
@@ -63,6 +63,7 @@ class Bank:
             prefix.drop_unfinished()
             if "passage" in prefix.block_ids:
                 prefix.rewind("passage")
+            self._give_back(system, prefix)
         if document_id not in self._deleted:
             self.store.put(key, kv, document_id)
         return kv
@@ -72,18 +73,22 @@ class Bank:
         self._deleted.add(document_id)
         self.store.remove_document(document_id)
 
-    def _prefix(self, system: Sequence[int], room: int) -> Generator[int, None, Session]:
-        """A session that holds the system prompt and has room for so many tokens more."""
-        digest = self._digest(system, ())
-        session = self._prefixes.pop(digest, None)
+    def _take_prefix(self, system: Sequence[int], room: int) -> Generator[int, None, Session]:
+        """A session that holds the system prompt and has room for so many tokens more, for the caller alone.
+
+        Turns take their steps in rotation: while one computes, another may ask for the same prompt, and gets another.
+        """
+        session = self._prefixes.pop(self._digest(system), None)
         if session is None or session.room < room:
             session = Session(self._model, budget=len(system) + room, prefill_step=self._prefill_step, score="key_norm")
             for _ in session.prefill([NewBlock("system", system, pinned=True)]):
                 yield 0
-        self._prefixes[digest] = session
+        return session
+
+    def _give_back(self, system: Sequence[int], session: Session) -> None:
+        self._prefixes[self._digest(system)] = session
         if len(self._prefixes) > _PREFIXES:
             del self._prefixes[next(iter(self._prefixes))]
-        return session
 
     def _digest(self, *parts: Sequence[int]) -> bytes:
         digest = hashlib.blake2b(self._model.fingerprint, digest_size=16)

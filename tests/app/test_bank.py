@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.app.service import Service, towns
+from tests.app.service import TOWNS, Service, towns
 
 pytestmark = [pytest.mark.service, pytest.mark.model]
 
@@ -114,6 +115,22 @@ def test_the_bank_outlives_the_process_as_far_as_it_was_on_disk(tmp_path: Path, 
     assert "disk" in origins
     assert not list((tmp_path / "bank").glob("*.part.*"))
     service.stop()
+
+
+def test_sessions_that_read_new_passages_at_once_do_not_meet(own: Service) -> None:
+    """Passages of one system prompt are computed in turns, a forward pass each, and still each by itself."""
+
+    def ask(town: str) -> tuple[str, str]:
+        names, last = turn(own, own.session(), f"When does the {town} ferry leave?", top_k=1, max_tokens=8)
+        return names[-1], last[names[-1]].get("content", last[names[-1]])
+
+    # From here on a session that holds the system prompt waits to be used, with room for several towns.
+    own.ingest(("atlantis.md", "# Atlantis\n\n" + "The Atlantis ferry sank long ago. " * 16))
+    ask("Atlantis")
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(ask, TOWNS))
+    assert [name for name, _ in together] == ["done"] * 6
+    assert together == [ask(town) for town in TOWNS]
 
 
 def test_a_deleted_documents_k_v_is_gone_at_once(own: Service) -> None:
