@@ -322,26 +322,25 @@ def insert_eviction(db: sqlite_utils.Database, eviction: Eviction, point: Compre
     insert_point(db, eviction.session_id, point)
 
 
-def insert_come(db: sqlite_utils.Database, session_id: str, block_id: str, new: StoredBlock | None) -> None:
-    """Record that a block came, at the end of the stream. new: it, if the session never held it."""
-    if new is not None:
-        insert_blocks(db, session_id, [new])
-        return
-    db.execute(
-        """UPDATE blocks SET state = 'resident', evicted_at = NULL, seq = (SELECT max(seq) + 1 FROM blocks)
-           WHERE id = ?""",
-        [block_id],
-    )
+def insert_arrivals(
+    db: sqlite_utils.Database, session_id: str, blocks: Sequence[StoredBlock], point: CompressionPoint
+) -> None:
+    """Record that blocks came, at the end of the stream, new ones and returning ones, and the cache figures then."""
+    for block in blocks:
+        returned = db.execute(
+            """UPDATE blocks SET state = 'resident', evicted_at = NULL, seq = (SELECT max(seq) + 1 FROM blocks)
+               WHERE id = ?""",
+            [block.record.id],
+        )
+        if not returned.rowcount:
+            insert_blocks(db, session_id, [block])
+    insert_point(db, session_id, point)
 
 
-def insert_recall(db: sqlite_utils.Database, recall: Recall, point: CompressionPoint, new: StoredBlock | None) -> None:
-    """Record that a block came back, at the end of the stream, and the cache figures after it.
-
-    new: the block, if the session never held it.
-    """
-    insert_come(db, recall.session_id, recall.block_id, new)
+def insert_recall(db: sqlite_utils.Database, recall: Recall, block: StoredBlock, point: CompressionPoint) -> None:
+    """Record that a block came without being read, at the end of the stream, and the cache figures after it."""
     db.table("recalls").insert(msgspec.to_builtins(recall))
-    insert_point(db, recall.session_id, point)
+    insert_arrivals(db, recall.session_id, [block], point)
 
 
 def insert_move(db: sqlite_utils.Database, move: Move) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
-
-import msgspec
-import sqlite_utils
 
 from app import audit
 from app.audit import BlockRecord, CompressionPoint, SessionRecord, StoredBlock
@@ -18,6 +15,7 @@ from app.bank import Bank
 from app.events import Event, Eviction, Prefill, Recall
 from app.live import LiveSession, new_block
 from app.plan import Leaving, Plan
+from app.tiers import Tier
 from ingest.database import Database
 from ingest.jobs import new_id, now
 from ingest.records import StoredPassage
@@ -67,12 +65,17 @@ class TurnRequest:
 
 
 @dataclass(frozen=True)
-class _Arrival:
-    """A passage about to be put in. origin: the tier its K/V waited in; None if it was computed now."""
+class Wish:
+    """A candidate as this session would hold it.
 
-    block: StoredBlock
-    kv: BlockKV
-    origin: str | None
+    block_id: the name that its block has or would have. bank_key: under what the bank keeps its K/V. stored: whether
+    that was there when the turn was planned.
+    """
+
+    candidate: Candidate
+    block_id: str
+    bank_key: str
+    stored: bool
 
 
 @dataclass
@@ -93,7 +96,6 @@ class Changes:
     prefilled: int = 0
     evicted: int = 0
     peak: int = 0
-    _names: dict[int, str] = field(default_factory=dict)
     _total: int = 0
     _restored: int = 0
 
@@ -152,15 +154,17 @@ class Changes:
 
     # Reading
 
-    def passage_block(self, number: int) -> tuple[str, bool]:
-        """The name that a candidate's block has or will have, and whether its K/V waits in the bank."""
-        candidate = self.request.candidates[number]
-        stored = self.bank.enabled and self.bank.where(self.bank.key(self.live.system, candidate.token_ids)) is not None
-        if number not in self._names:
-            # Once and for all: the plan goes by it, whatever the bank drops meanwhile.
-            offloaded = self.live.offloaded.get(candidate.passage.id) if stored else None
-            self._names[number] = offloaded.id if offloaded else f"{self.request.turn_id}.passage{number}"
-        return self._names[number], stored
+    @cached_property
+    def wishes(self) -> list[Wish]:
+        """The candidates, best first. Once and for all: the plan goes by it, whatever the bank drops meanwhile."""
+        live, found = self.live, []
+        for number, candidate in enumerate(self.request.candidates):
+            key = self.bank.key(live.system, candidate.token_ids)
+            stored = self.bank.where(key) is not None
+            offloaded = live.offloaded.get(candidate.passage.id) if stored else None
+            block_id = offloaded.id if offloaded else f"{self.request.turn_id}.passage{number}"
+            found.append(Wish(candidate, block_id, key, stored))
+        return found
 
     def read(self, plan: Plan, prompt: Sequence[int]) -> Iterator[None]:
         """Bring in what must be restored, the passages, the question, and the answer's prompt but its last token."""
@@ -169,19 +173,15 @@ class Changes:
         request, live = self.request, self.live
         restore = live.to_restore()
         # Best last: the nearer a passage is to the question, the better a small model uses it.
-        coming = [
-            (number, candidate)
-            for number, candidate in reversed(list(enumerate(request.candidates)))
-            if candidate.passage.id in (*plan.recall, *plan.stream)
-        ]
+        coming = [w for w in reversed(self.wishes) if w.candidate.passage.id in (*plan.recall, *plan.stream)]
         unread = [block for block in restore if not self._banked(block.id)]
         self._restored = sum(len(block.tokens) for block in unread) if request.number > 1 else 0
         self._total = sum(len(block.tokens) for block in unread) + len(request.question_ids) + len(prompt) - 1
-        self._total += sum(len(c.token_ids) for _, c in coming if c.passage.id in plan.stream)
+        self._total += sum(len(w.candidate.token_ids) for w in coming if w.candidate.passage.id in plan.stream)
         yield from self._restore(restore)
         streamed: list[StoredBlock] = []
         if not self.bank.enabled:
-            streamed = [self.stored(self.passage_block(number)[0], candidate) for number, candidate in coming]
+            streamed = [self._passage(wish) for wish in coming]
         elif coming and not self.cancelled:
             yield from self._bring(coming)
         if self.cancelled:
@@ -224,50 +224,44 @@ class Changes:
         self.note_peak()
         self.emit(Prefill(done=done, total=max(done, self._total), restored=self._restored), None)
 
-    def _bring(self, coming: Sequence[tuple[int, Candidate]]) -> Iterator[None]:
+    def _bring(self, coming: Sequence[Wish]) -> Iterator[None]:
         """Put passages in from the bank, where those are computed first that are not there."""
         live, bank = self.live, self.bank
         started = time.monotonic()
-        arrivals: list[_Arrival] = []
-        for number, candidate in coming:
-            name, _ = self.passage_block(number)
-            key = bank.key(live.system, candidate.token_ids)
-            origin, kv = bank.where(key), bank.fetch(key)
+        arrivals: list[tuple[StoredBlock, BlockKV, Tier | None]] = []
+        for wish in coming:
+            tier, kv = bank.where(wish.bank_key), bank.fetch(wish.bank_key)
             if kv is None:
-                origin, kv = None, (yield from self._compute(key, candidate))
+                tier, kv = None, (yield from self._compute(wish))
                 started = time.monotonic()
             if kv is None:
                 return
-            arrivals.append(_Arrival(self.stored(name, candidate, key), kv, origin))
+            arrivals.append((self._passage(wish), kv, tier))
         before = live.resident_tokens
         live.cache.insert(
-            [(NewBlock(a.block.record.id, a.block.token_ids), a.kv) for a in arrivals], recompute=bank.recompute
+            [(NewBlock(block.record.id, block.token_ids), kv) for block, kv, _ in arrivals], recompute=bank.recompute
         )
         self.note_peak()
-        seconds = (time.monotonic() - started) / max(1, len(arrivals))
-        for arrival in arrivals:
-            self._note_arrival(arrival, before, seconds)
-            before += arrival.kv.tokens
+        seconds = (time.monotonic() - started) / len(arrivals)
+        for block, kv, tier in arrivals:
+            self._note_arrival(block, tier, before, seconds)
+            before += kv.tokens
         yield
 
-    def _note_arrival(self, arrival: _Arrival, before: int, seconds: float) -> None:
-        live, block = self.live, arrival.block
-        record = block.record
+    def _note_arrival(self, block: StoredBlock, tier: Tier | None, before: int, seconds: float) -> None:
+        """Account for a passage that has been put in. tier: where its K/V waited; None if it was computed now."""
+        live, record = self.live, block.record
         returning = live.offloaded.pop(record.passage_id or "", None)
-        # If it has another name, it had been dropped from the bank, and that was logged.
-        new = block if returning is None or returning.id != record.id else None
-        if new is None and returning is not None:
-            record = msgspec.structs.replace(returning, state="resident")
-        else:
-            live.seen_tokens += record.tokens
         live.blocks[record.id] = record
+        # If what left has another name, it had been dropped from the bank, that was logged, and this is read anew.
+        if returning is None or returning.id != record.id:
+            live.seen_tokens += record.tokens
         if block.bank_key is not None:
             live.bank_keys[record.id] = block.bank_key
         session_id = live.record.id
-        if arrival.origin is None:
+        if tier is None:
             point = self.point("prefill")
-            write = partial(_insert_come, session_id=session_id, name=record.id, new=new, point=point)
-            self.database.write(write)
+            self.database.write(partial(audit.insert_arrivals, session_id=session_id, blocks=[block], point=point))
             return
         row = Recall(
             id=new_id("rec"),
@@ -278,7 +272,7 @@ class Changes:
             document_id=record.document_id,
             passage_id=record.passage_id,
             tokens=record.tokens,
-            origin=arrival.origin,
+            origin=tier,
             recomputed=min(self.bank.recompute, record.tokens),
             seconds=seconds,
             resident_before=before,
@@ -286,12 +280,12 @@ class Changes:
             created_at=now(),
         )
         point = self.point("recall")
-        self.emit(row, self.database.write(partial(audit.insert_recall, recall=row, point=point, new=new)))
+        self.emit(row, self.database.write(partial(audit.insert_recall, recall=row, block=block, point=point)))
 
-    def _compute(self, key: str, candidate: Candidate) -> Generator[None, None, BlockKV | None]:
+    def _compute(self, wish: Wish) -> Generator[None, None, BlockKV | None]:
         """A passage's K/V, computed step by step; None if the turn was cancelled meanwhile."""
-        before = self.prefilled
-        steps = self.bank.compute(key, self.live.system, candidate.token_ids, candidate.passage.document_id)
+        before, candidate = self.prefilled, wish.candidate
+        steps = self.bank.compute(wish.bank_key, self.live.system, candidate.token_ids, candidate.passage.document_id)
         try:
             while True:
                 self._note_read(before + next(steps))
@@ -312,22 +306,28 @@ class Changes:
             live.seen_tokens += block.record.tokens
         if passages:
             point = self.point("prefill")
-            self.database.write(partial(_insert_read, session_id=live.record.id, blocks=passages, point=point))
+            write = partial(audit.insert_arrivals, session_id=live.record.id, blocks=passages, point=point)
+            self.database.write(write)
 
     # Values
 
-    def stored(self, block_id: str, candidate: Candidate, bank_key: str | None = None) -> StoredBlock:
-        """A passage's block as it is recorded."""
-        passage = candidate.passage
-        block = self.block(block_id, passage.kind, candidate.token_ids, passage)
-        return msgspec.structs.replace(block, bank_key=bank_key)
+    def _passage(self, wish: Wish) -> StoredBlock:
+        passage, token_ids = wish.candidate.passage, wish.candidate.token_ids
+        key = wish.bank_key if self.bank.enabled else None
+        return self.block(wish.block_id, passage.kind, token_ids, passage=passage, bank_key=key)
 
     def block(
-        self, block_id: str, kind: str, token_ids: list[int], passage: StoredPassage | None = None
+        self,
+        block_id: str,
+        kind: str,
+        token_ids: list[int],
+        *,
+        passage: StoredPassage | None = None,
+        bank_key: str | None = None,
     ) -> StoredBlock:
-        """A block of this turn as it is recorded."""
-        request = self.request
-        return new_block(block_id, kind, token_ids, turn_id=request.turn_id, turn=request.number, passage=passage)
+        """A block of this turn as it is recorded. passage: where it is from, if it is one."""
+        turn_id, turn = self.request.turn_id, self.request.number
+        return new_block(block_id, kind, token_ids, turn_id=turn_id, turn=turn, passage=passage, bank_key=bank_key)
 
     def point(self, phase: str) -> CompressionPoint:
         """The cache as it is now."""
@@ -352,17 +352,3 @@ class Changes:
     def note_peak(self) -> None:
         """Keep the most tokens ever kept."""
         self.peak = max(self.peak, self.live.cache.tokens_kept)
-
-
-def _insert_read(
-    db: sqlite_utils.Database, *, session_id: str, blocks: list[StoredBlock], point: CompressionPoint
-) -> None:
-    audit.insert_blocks(db, session_id, blocks)
-    audit.insert_point(db, session_id, point)
-
-
-def _insert_come(
-    db: sqlite_utils.Database, *, session_id: str, name: str, new: StoredBlock | None, point: CompressionPoint
-) -> None:
-    audit.insert_come(db, session_id, name, new)
-    audit.insert_point(db, session_id, point)

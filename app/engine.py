@@ -13,7 +13,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -27,6 +26,7 @@ from app.events import Done, Event, Failed
 from app.live import LiveSessions
 from app.plan import DoesNotFit
 from app.problems import as_problem
+from app.settings import Settings
 from app.snapshots import Snapshots
 from app.store import Store
 from app.tiers import Moved, TieredStore
@@ -40,6 +40,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 _STOP_SECONDS = 20.0
+_MB = 1_000_000
 
 
 @dataclass
@@ -87,10 +88,14 @@ class TurnHandle:
                     log.error("audit write failed", turn_id=self.request.turn_id, exc_info=error)
                     self.cancel()
                     item = Failed(problem=as_problem(error).body())
+            last = isinstance(item, Exception | Done | Failed)
+            if last:
+                # Who hears that it is over may ask the next thing at once.
+                await self.wait()
             if isinstance(item, Exception):
                 raise item
             yield item
-            if isinstance(item, Done | Failed):
+            if last:
                 return
 
     # Called on the MLX thread.
@@ -121,24 +126,6 @@ class _Call:
     future: Future[Any] = field(default_factory=Future)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BankLimits:
-    """Where the passage bank keeps its files, and how much; see `Settings`."""
-
-    folder: Path
-    memory_bytes: int
-    disk_bytes: int
-    recompute: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnapshotLimits:
-    """Where idle sessions wait, and how many bytes of them; see `Settings`."""
-
-    folder: Path
-    max_bytes: int
-
-
 class Engine:
     """The MLX thread and what lives on it.
 
@@ -149,19 +136,12 @@ class Engine:
         self,
         load: Callable[[], LoadedModel],
         database: Database,
-        *,
-        prefill_step: int,
-        max_kv_bytes: int,
-        bank: BankLimits,
-        snapshots: SnapshotLimits,
+        settings: Settings,
     ) -> None:
         self.loaded: Future[LoadedModel] = Future()
         self._load = load
         self._database = database
-        self._prefill_step = prefill_step
-        self._max_kv_bytes = max_kv_bytes
-        self._bank_limits = bank
-        self._snapshot_limits = snapshots
+        self._settings = settings
         self._inbox: queue.SimpleQueue[TurnHandle | _Call | None] = queue.SimpleQueue()
         self._running: dict[TurnHandle, _Running] = {}
         self._sessions: LiveSessions | None = None
@@ -179,11 +159,11 @@ class Engine:
 
     def forget_document(self, document_id: str) -> Future[None]:
         """Drop a document's K/V from the bank."""
-        return self._call(lambda: self._bank.remove_document(document_id) if self._bank else None)
+        return self._call(lambda: self._passages().remove_document(document_id))
 
     def keep_documents(self, known: Set[str]) -> Future[None]:
         """Drop K/V from the bank that is of none of these documents."""
-        return self._call(lambda: self._bank.store.keep_documents(known) if self._bank else None)
+        return self._call(lambda: self._passages().store.keep_documents(known))
 
     def figures(self) -> Future[dict[str, int]]:
         """Sessions in memory, their K/V bytes, and the turns at work."""
@@ -207,25 +187,31 @@ class Engine:
         assert self._sessions is not None
         return self._sessions
 
+    def _passages(self) -> Bank:
+        assert self._bank is not None
+        return self._bank
+
     def _run(self) -> None:
         try:
             model = self._load()
         except BaseException as error:
             self.loaded.set_exception(error)
             return
-        waiting = self._snapshot_limits
+        settings = self._settings
         self._sessions = LiveSessions(
             model,
             Store(self._database),
-            Snapshots(waiting.folder, max_bytes=waiting.max_bytes),
-            prefill_step=self._prefill_step,
-            max_bytes=self._max_kv_bytes,
+            Snapshots(settings.folder / "sessions", max_bytes=settings.snapshot_disk_mb * _MB),
+            prefill_step=settings.prefill_step,
+            max_bytes=settings.kv_memory_mb * _MB,
         )
-        limits = self._bank_limits
         store = TieredStore(
-            limits.folder, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, on_move=self._note_move
+            settings.folder / "bank",
+            memory_bytes=settings.bank_memory_mb * _MB,
+            disk_bytes=settings.bank_disk_mb * _MB,
+            on_move=self._note_move,
         )
-        self._bank = Bank(model, store, prefill_step=self._prefill_step, recompute=limits.recompute)
+        self._bank = Bank(model, store, prefill_step=settings.prefill_step, recompute=settings.bank_recompute)
         kept = store.keys
         self._database.write(lambda db: audit.drop_offloaded(db, kept))
         self.loaded.set_result(model)
@@ -275,8 +261,7 @@ class Engine:
         request = handle.request
         try:
             live = self._live().get(request.session)
-            assert self._bank is not None
-            turn = Turn(request, live, self._bank, self._database, handle.put)
+            turn = Turn(request, live, self._passages(), self._database, handle.put)
             self._running[handle] = _Running(turn, turn.run())
             self._shrink()
         except Exception as error:
@@ -344,5 +329,5 @@ class Engine:
 
     def _end(self, handle: TurnHandle) -> None:
         self._running.pop(handle, None)
-        self._shrink()
         handle.finish()
+        self._shrink()

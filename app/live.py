@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,6 @@ class LiveSession:
     stale: dict[str, list[int]] = field(default_factory=dict)
     bank_keys: dict[str, str] = field(default_factory=dict)
     offloaded: dict[str, BlockRecord] = field(default_factory=dict)
-    used_at: float = field(default_factory=time.monotonic)
 
     @property
     def resident_tokens(self) -> int:
@@ -96,7 +94,6 @@ class LiveSessions:
                     if block.record.passage_id
                 },
             )
-        session.used_at = time.monotonic()
         self._sessions[record.id] = session
         return session
 
@@ -111,7 +108,7 @@ class LiveSessions:
     def _load(self, resident: list[str], path: Path, expected: str) -> Session:
         """The session in a snapshot. Raises ValueError if it is not as SQLite has it: the process stopped in a turn."""
         session = Session.load(self._model, path, path.name.partition(".")[0], expected)
-        if (held := [block.id for block in session.blocks()]) != resident:
+        if (held := session.block_ids) != resident:
             raise ValueError(f"{path.name}: holds {len(held)} blocks, which are not the {len(resident)} of the session")
         return session
 

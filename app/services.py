@@ -11,7 +11,7 @@ import structlog
 
 from app import audit
 from app.chat import ChatService
-from app.engine import BankLimits, Engine, SnapshotLimits
+from app.engine import Engine
 from app.problems import Problem
 from app.settings import Settings
 from app.store import Store
@@ -104,21 +104,7 @@ class Boot:
     async def _build(self, settings: Settings) -> Services:
         if lost := await asyncio.wrap_future(self._audit.write(audit.recover)):
             log.warning("turns were cut off by the last stop and rolled back", turns=lost)
-        self._engine = Engine(
-            lambda: load_model(settings.model),
-            self._audit,
-            prefill_step=settings.prefill_step,
-            max_kv_bytes=settings.kv_memory_mb * 1_000_000,
-            snapshots=SnapshotLimits(
-                folder=settings.folder / "sessions", max_bytes=settings.snapshot_disk_mb * 1_000_000
-            ),
-            bank=BankLimits(
-                folder=settings.folder / "bank",
-                memory_bytes=settings.bank_memory_mb * 1_000_000,
-                disk_bytes=settings.bank_disk_mb * 1_000_000,
-                recompute=settings.bank_recompute,
-            ),
-        )
+        self._engine = Engine(lambda: load_model(settings.model), self._audit, settings)
         model = await asyncio.wrap_future(self._engine.loaded)
         library = await asyncio.to_thread(Library, self._documents, model.codec.count, settings.passage_tokens)
         known = await asyncio.to_thread(library.document_ids)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
+from app import files
 from kv.session import Session
 
 log = structlog.get_logger()
 
-# session, checksum
-_NAME = re.compile(r"(\w+)\.(\w+)\.safetensors")
-_PART = ".part.safetensors"
+_STEM = re.compile(r"(\w+)")
 
 
 class Snapshots:
@@ -28,41 +26,23 @@ class Snapshots:
         self._folder = folder
         self._max_bytes = max_bytes
         self._files: dict[str, tuple[Path, str]] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
-            if path.name.endswith(_PART):
-                path.unlink()
-            elif named := _NAME.fullmatch(path.name):
-                self._files[named[1]] = (path, named[2])
+        for path, (session_id,), checksum in files.left(folder, _STEM):
+            self._files[session_id] = (path, checksum)
         self._shrink()
-
-    @property
-    def sessions(self) -> list[str]:
-        """Ids of the sessions that wait here."""
-        return list(self._files)
 
     @property
     def nbytes(self) -> int:
         """Bytes on disk."""
         return sum(path.stat().st_size for path, _ in self._files.values())
 
-    def save(self, session_id: str, session: Session) -> bool:
-        """Write a session's cache. Returns whether it is there now."""
+    def save(self, session_id: str, session: Session) -> None:
+        """Write a session's cache, if there is room for it at all."""
         self.drop(session_id)
         if session.nbytes > self._max_bytes:
-            return False
-        part = self._folder / f"{session_id}{_PART}"
-        try:
-            digest = session.save(part, session_id)
-            path = part.rename(self._folder / f"{session_id}.{digest}.safetensors")
-        except (OSError, RuntimeError) as error:
-            log.warning("session could not be written to disk", session_id=session_id, error=str(error))
-            with suppress(OSError):
-                part.unlink()
-            return False
-        self._files[session_id] = (path, digest)
-        self._shrink()
-        return session_id in self._files
+            return
+        if written := files.write(self._folder, session_id, lambda path: session.save(path, session_id)):
+            self._files[session_id] = written
+            self._shrink()
 
     def take(self, session_id: str, load: Callable[[Path, str], Session]) -> Session | None:
         """A session's cache, which leaves the disk: once it is used, the file would be out of date.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import structlog
 
+from app import files
 from kv.blockkv import BlockKV
 
 Tier = Literal["memory", "disk"]
@@ -19,9 +19,8 @@ Reason = Literal["memory_cap", "disk_cap", "stopping", "document_deleted", "dama
 
 log = structlog.get_logger()
 
-# key, document, tokens, checksum: a file says itself what it is, so that none needs to be opened to know.
-_NAME = re.compile(r"(\w+)\.(\w+)\.(\d+)\.(\w+)\.safetensors")
-_PART = ".part.safetensors"
+# key, document, tokens: a file's name says what it is, so that none needs to be opened to know.
+_STEM = re.compile(r"(\w+)\.(\w+)\.(\d+)")
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,8 @@ class TieredStore:
         self._on_move = on_move
         self._memory: dict[str, tuple[BlockKV, str]] = {}
         self._files: dict[str, _File] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
-            if path.name.endswith(_PART):
-                # A process stopped while it wrote this.
-                path.unlink()
-            elif named := _NAME.fullmatch(path.name):
-                key, document_id, tokens, digest = named.groups()
-                self._files[key] = _File(path, document_id, int(tokens), digest, path.stat().st_size)
+        for path, (key, document_id, tokens), checksum in files.left(folder, _STEM):
+            self._files[key] = _File(path, document_id, int(tokens), checksum, path.stat().st_size)
         self._shrink()
 
     @property
@@ -160,16 +153,11 @@ class TieredStore:
     def _write(self, key: str, kv: BlockKV, document_id: str, why: Reason) -> tuple[Literal["disk", "dropped"], Reason]:
         if kv.nbytes > self._disk_bytes:
             return "dropped", why
-        part = self._folder / f"{key}{_PART}"
-        try:
-            digest = kv.save(part, key)
-            path = part.rename(self._folder / f"{key}.{document_id}.{kv.tokens}.{digest}.safetensors")
-        except (OSError, RuntimeError) as error:
-            log.warning("K/V could not be written to disk", file=part.name, error=str(error))
-            with suppress(OSError):
-                part.unlink()
+        written = files.write(self._folder, f"{key}.{document_id}.{kv.tokens}", lambda path: kv.save(path, key))
+        if written is None:
             return "dropped", "unwritable"
-        self._files[key] = _File(path, document_id, kv.tokens, digest, path.stat().st_size)
+        path, checksum = written
+        self._files[key] = _File(path, document_id, kv.tokens, checksum, path.stat().st_size)
         return "disk", why
 
     def _drop(self, key: str, reason: Reason) -> None:

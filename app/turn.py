@@ -27,7 +27,6 @@ from kv.session import sampler
 # A stop string may end inside a token; what is left of that token is encoded again, in at most so many tokens.
 _STOP_SLACK = 16
 
-
 # What a turn yields and is sent; see `Turn.run`.
 Steps = Generator[int | None, mx.array | None, None]
 
@@ -96,10 +95,15 @@ class Turn:
             for block in live.blocks.values()
             if block.document_id not in request.deleted_documents
         ]
-        wanted = []
-        for number, c in enumerate(request.candidates):
-            block, stored = self.changes.passage_block(number)
-            wanted.append(Wanted(passage_id=c.passage.id, tokens=len(c.token_ids), block=block, stored=stored))
+        wanted = [
+            Wanted(
+                passage_id=wish.candidate.passage.id,
+                tokens=len(wish.candidate.token_ids),
+                block=wish.block_id,
+                stored=wish.stored,
+            )
+            for wish in self.changes.wishes
+        ]
         overhead = live.cache.model.template.assistant.tokens
         return plan_turn(
             held,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+
+from kv.checked import check, check_about, checksum
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,13 @@ class BlockKV:
 
         Raises OSError if there is no such file, ValueError if it is not the one that was saved, or of another name.
         """
-        if (found := checksum(path)) != expected:
-            raise ValueError(f"{path.name}: checksum {found}, not {expected}")
+        check(path, expected)
         arrays: dict[str, mx.array]
         about: dict[str, str]
         arrays, about = mx.load(str(path), return_metadata=True)  # type: ignore[assignment]
-        if about.get("name") != name:
-            raise ValueError(f"{path.name}: holds {about.get('name')!r}, not {name!r}")
+        check_about(path, about, name=name)
         layers = range(int(about["layers"]))
         keys, values = ([arrays[f"{kind}.{layer}"] for layer in layers] for kind in ("keys", "values"))
         # Now, not when they are first used: the file may be gone by then.
         mx.eval(keys, values)
         return cls(int(about["start"]), keys, values)
-
-
-def checksum(path: Path) -> str:
-    """BLAKE2b of a file's bytes, 128 bits as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

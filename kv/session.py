@@ -14,9 +14,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
-from kv.blockkv import BlockKV, checksum
+from kv.blockkv import BlockKV
 from kv.builder import KVCacheBuilder
 from kv.cache import EvictingCache
+from kv.checked import check, check_about, checksum
 from kv.config import KVCacheConfig
 from kv.group import Evicted
 from kv.model import LoadedModel
@@ -98,12 +99,9 @@ class Session:
         Raises OSError if there is no such file, ValueError if it is not the one that was saved, of another name, or of
         another model.
         """
-        if (found := checksum(path)) != expected:
-            raise ValueError(f"{path.name}: checksum {found}, not {expected}")
+        check(path, expected)
         caches, about = load_prompt_cache(str(path), return_metadata=True)
-        for key, value in (("name", name), ("model", model.fingerprint.hex())):
-            if about.get(key) != value:
-                raise ValueError(f"{path.name}: {key} is {about.get(key)!r}, not {value!r}")
+        check_about(path, about, name=name, model=model.fingerprint.hex())
         score: Score = "observed" if caches[0].observes else "attn_mass"
         session = cls(model, budget=caches[0].layer_budget, prefill_step=int(about["prefill_step"]), score=score)
         session._caches, session._group = caches, caches[0].group
@@ -139,9 +137,9 @@ class Session:
         return self._group.nbytes
 
     @property
-    def block_ids(self) -> set[str]:
-        """Names of the resident blocks. Waits for nothing, where `blocks` has to work the scores out."""
-        return {unit.block for unit in self._group.units() if unit.block is not None}
+    def block_ids(self) -> list[str]:
+        """Names of the resident blocks in stream order. Waits for nothing, where `blocks` works the scores out."""
+        return [unit.block for unit in self._group.units() if unit.block is not None]
 
     def blocks(self) -> list[Resident]:
         """The resident blocks in stream order. Waits for the device."""

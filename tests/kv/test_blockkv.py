@@ -178,7 +178,7 @@ def test_a_saved_block_comes_back_as_it_was_or_not_at_all(tiny: Any, tmp_path: P
     assert (loaded.start, loaded.tokens, loaded.nbytes) == (kv.start, kv.tokens, kv.nbytes)
     for ours, theirs in zip([*kv.keys, *kv.values], [*loaded.keys, *loaded.values], strict=True):
         assert mx.array_equal(ours, theirs)
-    with pytest.raises(ValueError, match="holds 'passage', not 'another'"):
+    with pytest.raises(ValueError, match="name is 'passage', not 'another'"):
         BlockKV.load(file, "another", digest)
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
