@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from kv.checked import check, check_about, checksum
+from kv.rotation import moved
 
 
 @dataclass(frozen=True)
@@ -62,3 +65,20 @@ class BlockKV:
         # Now, not when they are first used: the file may be gone by then.
         mx.eval(keys, values)
         return cls(int(about["start"]), keys, values)
+
+
+def laid_out(
+    blocks: Sequence[BlockKV], position: int, ropes: Sequence[nn.Module]
+) -> Iterator[tuple[mx.array, mx.array]]:
+    """Each layer's keys and values of blocks one after the other, [1, H_kv, n, D], rotated to `position` and on.
+
+    ropes: one rope module a layer.
+    """
+    deltas: list[int] = []
+    for kv in blocks:
+        deltas += [position + len(deltas) - kv.start] * kv.tokens
+    by_token = mx.array(deltas, dtype=mx.int32)
+    for layer, rope in enumerate(ropes):
+        keys = mx.concatenate([kv.keys[layer] for kv in blocks], axis=2)
+        values = mx.concatenate([kv.values[layer] for kv in blocks], axis=2)
+        yield moved(keys, by_token, rope), values

@@ -10,8 +10,8 @@ from mlx_lm.models.cache import KVCache
 from kv import observed
 from kv.cache import EvictingCache
 from kv.config import KVCacheConfig
-from kv.group import Evicted
 from kv.probe import Asked, probe
+from kv.units import Evicted
 
 
 class KVCacheBuilder:

@@ -21,10 +21,10 @@ import mlx_lm.models.cache
 
 from kv.batch import BatchEvictingCache
 from kv.group import CacheGroup
-from kv.literal import LiteralGroup
 from kv.masks import full_attention_mask
 from kv.policy import Policy
 from kv.rotation import moved
+from kv.saving import restored
 from kv.scoring import ObservedAttention
 
 _STEP = 64
@@ -173,8 +173,7 @@ class EvictingCache:
         try:
             books = json.loads(text)
             policy = Policy.from_builtins(books["policy"])
-            kind = LiteralGroup if "literal" in books["group"] else CacheGroup
-            group = kind.from_books(policy, books["group"], positions, books["layer"], books["layers"])
+            group = restored(policy, books["group"], positions, books["layer"], books["layers"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a state of an {cls.__name__} that can be loaded: {error!r}") from error
         cache = cls(books["method"], policy, group, books["head_dim"])

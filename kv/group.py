@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -13,32 +11,15 @@ import mlx.nn as nn
 import numpy as np
 
 from kv import choosing
-from kv.blockkv import BlockKV
+from kv.blockkv import BlockKV, laid_out
 from kv.handout import Handout
 from kv.ledger import Ledger
 from kv.policy import Policy
-from kv.rotation import moved
 from kv.scoring import ObservedAttention
-from kv.units import Unit, check_relevance
+from kv.units import Evicted, Unit, check_relevance
 
 if TYPE_CHECKING:
     from kv.cache import EvictingCache
-
-
-@dataclass(frozen=True)
-class Evicted:
-    """One unit that left the cache.
-
-    block: its declared name, None for a chunk. start: its first position. tokens: its length.
-    score: the pooled token score it was judged by. relevance: the caller's. lane: the head, with scope="head".
-    """
-
-    block: str | None
-    start: int
-    tokens: int
-    score: float
-    relevance: float
-    lane: int = 0
 
 
 class CacheGroup:
@@ -52,17 +33,17 @@ class CacheGroup:
     the ledger is on the host, its unit tables decide. Both decide the same.
     """
 
-    def __init__(self, policy: Policy, *, on_evict: Callable[[Evicted], None] | None = None) -> None:
+    def __init__(
+        self, policy: Policy, *, on_evict: Callable[[Evicted], None] | None = None, held: Ledger | None = None
+    ) -> None:
         self.policy = policy
         self.layers: list[EvictingCache] = []
         self._on_evict = on_evict
-        self._held = Ledger(policy, on_host=on_evict is not None or not policy.is_roomy)
+        self._held = held or Ledger(policy, on_host=on_evict is not None or not policy.is_roomy)
         # Called after each pass, once it is accounted for.
         self.on_settled: Callable[[], None] | None = None
         self._copies: Handout[CacheGroup] = Handout()
-        self._read_many = False
         self._unobserved = False
-        self._declared = False
 
     # What is held
 
@@ -116,34 +97,7 @@ class CacheGroup:
 
     def books(self) -> dict[str, Any]:
         """What there is to know beside tensors, as JSON-ready values."""
-        return {
-            **self._held.to_builtins(),
-            "read_many": self._read_many,
-            "declared": self._declared,
-            "unsettled": self.on_settled is not None,
-        }
-
-    @classmethod
-    def from_books(
-        cls, policy: Policy, books: dict[str, Any], positions: mx.array | None, layer: int, layers: int
-    ) -> CacheGroup:
-        """The group that had those books. layer: which of its `layers` asks; all get the one that layer 0 made.
-
-        Raises ValueError if layers do not come in order, or if layers of other groups were still to have their say.
-        """
-        if books["unsettled"]:
-            raise ValueError("saved before its layers' budgets were settled")
-
-        def make() -> CacheGroup:
-            group = cls(policy)
-            group._held = Ledger.from_builtins(policy, books, positions)
-            group._read_many, group._declared = books["read_many"], books["declared"]
-            return group
-
-        shared = _restored.handout.take(layer, layers, make)
-        if len(shared.layers) != layer:
-            raise ValueError(f"layer {layer} of {layers} does not follow the one before it")
-        return shared
+        return {**self._held.to_builtins(), "unsettled": self.on_settled is not None}
 
     def copied(self, layer: int) -> EvictingCache:
         """A copy of that layer, in a copy of the group that the layers after it get as well."""
@@ -158,17 +112,17 @@ class CacheGroup:
     @property
     def declares(self) -> bool:
         """Whether blocks were declared, so that layers that decide alone may come to keep different numbers of rows."""
-        return self._declared
+        return self._held.declared
 
     def declare(self, start: int, end: int, block: str, *, pinned: bool = False, relevance: float = 0.0) -> None:
         """Declare positions [start, end), yet to be streamed, as one block. See `UnitTable.declare`."""
         self._held.table().declare(start, end, block, pinned=pinned, relevance=relevance)
-        self._declared = True
+        self._held.declared = True
 
     def open_block(self, block: str, *, at: int | None = None, pinned: bool = False, relevance: float = 0.0) -> None:
         """Start a block of unknown length at position `at`, or here. See `UnitTable.open_block`."""
         self._held.table().open_block(block, at=at, pinned=pinned, relevance=relevance)
-        self._declared = True
+        self._held.declared = True
 
     def close_block(self) -> None:
         """End the open block."""
@@ -278,6 +232,9 @@ class CacheGroup:
 
         index: the rows that are left of the first `row`; None for all of them.
         """
+        if isinstance(self.policy.scorer, ObservedAttention):
+            # Queries have scored what a pass brought, when it came.
+            return
         for layer in self.judges:
             if new := self.rows - layer.scores.shape[-1]:
                 layer.score_rows(layer.rows_at(index, row), new)
@@ -333,15 +290,8 @@ class CacheGroup:
         for kv in blocks:
             if len(kv.keys) != len(self.layers):
                 raise ValueError(f"K/V of {len(kv.keys)} layers, the model has {len(self.layers)}")
-        position, deltas = self.position, []
-        for kv in blocks:
-            deltas += [position - kv.start] * kv.tokens
-            position += kv.tokens
-        by_token = mx.array(deltas, dtype=mx.int32)
-        for number, (layer, rope) in enumerate(zip(self.layers, ropes, strict=True)):
-            keys = mx.concatenate([kv.keys[number] for kv in blocks], axis=2)
-            values = mx.concatenate([kv.values[number] for kv in blocks], axis=2)
-            layer.insert(moved(keys, by_token, rope), values)
+        for layer, rows in zip(self.layers, laid_out(blocks, self.position, ropes), strict=True):
+            layer.insert(*rows)
         self._held.advance(count)
 
     def truncate(self, position: int) -> None:
@@ -352,6 +302,9 @@ class CacheGroup:
         """
         if not isinstance(position, int) or not 0 <= position <= self.position:
             raise ValueError(f"position: {position!r} is not a whole number from 0 to {self.position}")
+        if position < self.position:
+            # First, so that it does not matter whether someone has asked for scores since those tokens came.
+            self._score(None, self.rows)
         self._held.truncate(position)
         for layer in self.layers:
             layer.truncate(self.rows, self.position)
@@ -404,9 +357,9 @@ class CacheGroup:
     def _compress_prompt(self, count: int) -> mx.array | None:
         """SnapKV's trigger: the first single-token pass after a longer one is where a prompt ended."""
         if count > 1:
-            self._read_many = True
+            self._held.read_many = True
             return None
-        ended, self._read_many = self._read_many, False
+        ended, self._held.read_many = self._held.read_many, False
         wanted = self.rows - self.policy.budget
         if not ended or wanted <= 0:
             return None
@@ -444,16 +397,6 @@ class CacheGroup:
         if self.policy.scope == "layer":
             return self.layers[0].scores.mean(axis=1)
         return mx.stack([layer.scores.mean(axis=1) for layer in self.layers]).mean(axis=0)
-
-
-class _Restored(threading.local):
-    """Groups being loaded, by thread."""
-
-    def __init__(self) -> None:
-        self.handout: Handout[CacheGroup] = Handout()
-
-
-_restored = _Restored()
 
 
 def _compose(index: mx.array, keep: mx.array) -> mx.array:

@@ -22,6 +22,9 @@ class Ledger:
         self.policy = policy
         self.rows = 0
         self.position = 0
+        # Whether blocks were declared, and whether a pass of several tokens was the last one.
+        self.declared = False
+        self.read_many = False
         self.tables = [UnitTable(policy)]
         # The positions of the rows kept at the last eviction, [lanes, n]; those after them are the newest.
         self._positions: mx.array | None = None if on_host else mx.zeros((1, 0), dtype=mx.int32)
@@ -102,13 +105,20 @@ class Ledger:
     def to_builtins(self) -> dict[str, Any]:
         """As JSON-ready values, but for `row_positions`."""
         tables = [table.to_builtins() for table in self.tables] if self.on_host else []
-        return {"rows": self.rows, "position": self.position, "tables": tables}
+        return {
+            "rows": self.rows,
+            "position": self.position,
+            "declared": self.declared,
+            "read_many": self.read_many,
+            "tables": tables,
+        }
 
     @classmethod
     def from_builtins(cls, policy: Policy, values: dict[str, Any], positions: mx.array | None) -> Ledger:
         """The inverse."""
         ledger = cls(policy, on_host=positions is None)
         ledger.rows, ledger.position = values["rows"], values["position"]
+        ledger.declared, ledger.read_many = values["declared"], values["read_many"]
         ledger._positions = positions
         if positions is None:
             ledger.tables = [UnitTable.from_builtins(policy, table) for table in values["tables"]]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv.group import CacheGroup
+from kv.ledger import Ledger
 from kv.policy import Policy, Score
 
 Floats = NDArray[np.float32]
@@ -116,8 +117,8 @@ class LiteralHead:
 class LiteralGroup(CacheGroup):
     """One layer whose heads decide as `LiteralHead`s."""
 
-    def __init__(self, policy: Policy, score: Score) -> None:
-        super().__init__(policy)
+    def __init__(self, policy: Policy, score: Score, held: Ledger | None = None) -> None:
+        super().__init__(policy, held=held)
         self._kind = score
         self._heads: list[LiteralHead] = []
 
@@ -157,18 +158,9 @@ class LiteralGroup(CacheGroup):
 
     def books(self) -> dict[str, Any]:
         """What there is to know beside tensors, as JSON-ready values."""
-        return {"literal": self._kind, "rows": self.rows, "position": self.position}
+        return {**super().books(), "literal": self._kind}
 
     @property
     def host_nbytes(self) -> int:
         """Bytes of the heads' own copies."""
         return sum(head.nbytes for head in self._heads)
-
-    @classmethod
-    def from_books(
-        cls, policy: Policy, books: dict[str, Any], positions: mx.array | None, layer: int, layers: int
-    ) -> LiteralGroup:
-        """The group that had those books; its heads come back with the layer's rows and scores."""
-        group = cls(policy, books["literal"])
-        group._held.rows, group._held.position = books["rows"], books["position"]
-        return group

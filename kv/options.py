@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, get_args
 
 from kv.cache import EvictingCache
-from kv.group import CacheGroup, Evicted
+from kv.group import CacheGroup
 from kv.literal import LiteralGroup
 from kv.policy import Axes, Policy, Pool, Scope, Score, Trigger, scorer
 from kv.scoring import Scorer
+from kv.units import Evicted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from kv.builder import KVCacheBuilder
 from kv.cache import EvictingCache
 from kv.checked import check, check_about, checksum
 from kv.config import KVCacheConfig
-from kv.group import Evicted
 from kv.model import LoadedModel
 from kv.policy import Pool, Score
+from kv.units import Evicted
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,22 @@ class Unit:
         return self.start + (self.seen if self.length is None else self.length)
 
 
+@dataclass(frozen=True)
+class Evicted:
+    """One unit that left the cache.
+
+    block: its declared name, None for a chunk. start: its first position. tokens: its length.
+    score: the pooled token score it was judged by. relevance: the caller's. lane: the head, with scope="head".
+    """
+
+    block: str | None
+    start: int
+    tokens: int
+    score: float
+    relevance: float
+    lane: int = 0
+
+
 class UnitTable:
     """The resident units of one stream in position order, and those declared for positions to come."""
 

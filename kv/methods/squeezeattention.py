@@ -17,9 +17,10 @@ import mlx.core as mx
 import numpy as np
 
 from kv.cache import EvictingCache
-from kv.group import CacheGroup, Evicted
+from kv.group import CacheGroup
 from kv.options import MassOptions, check_share, check_stride
 from kv.policy import Axes, Policy
+from kv.units import Evicted
 
 _BEST_SHARE = 0.1
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 
 from kv import EvictingCache, KVCacheBuilder, KVCacheConfig
-from kv.group import Evicted
+from kv.units import Evicted
 from tests.kv.feeding import build, feed, named_values, survivors, tiny_llama
 from tests.kv.oracle import OracleLayer
 
@@ -456,6 +456,20 @@ def test_what_was_truncated_was_not_seen() -> None:
             cache.group.truncate(position)
     cache.group.truncate(20)
     assert (cache.offset, cache.tokens_seen, cache.tokens_kept, cache.compression_ratio) == (20, 20, 20, 1.0)
+
+
+@pytest.mark.parametrize("score", ["attn_mass", "key_norm"])
+def test_asking_for_scores_changes_none_of_them(score: str) -> None:
+    """Tokens that are forgotten later have given theirs, whether someone asked in between or not."""
+    rows = mx.random.normal((1, 2, 60, 8))
+    asked, unasked = (build(1, "chunkkv", budget=64, score=score)[0] for _ in range(2))
+    for cache in (asked, unasked):
+        cache.update_and_fetch(rows[:, :, :50], rows[:, :, :50])
+        if cache is asked:
+            cache.group.scores()
+        cache.group.truncate(30)
+        cache.update_and_fetch(rows[:, :, 50:], rows[:, :, 50:])
+    np.testing.assert_allclose(asked.group.scores(), unasked.group.scores(), rtol=1e-5)
 
 
 def test_what_nobody_asks_for_does_not_pile_up(tmp_path: Path) -> None:
