@@ -77,6 +77,23 @@ CREATE TABLE moves (
 """
 
 
+# Also without the turns' own text: `moves` of sessions and system prompts, which are of no document.
+_EXCHANGES_TABLES = """
+CREATE VIRTUAL TABLE exchanges USING fts5(session, question, answer, tokenize = 'porter unicode61 remove_diacritics 2');
+INSERT INTO exchanges (rowid, session, question, answer)
+    SELECT seq, session_id, question, answer FROM turns WHERE status = 'done';
+ALTER TABLE moves RENAME TO old_moves;
+CREATE TABLE moves (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, bank_key TEXT NOT NULL, document_id TEXT,
+    session_id TEXT, tokens INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL, target TEXT NOT NULL,
+    reason TEXT NOT NULL, blocks_dropped INTEGER NOT NULL, created_at TEXT NOT NULL
+);
+INSERT INTO moves SELECT seq, id, bank_key, document_id, NULL, tokens, bytes, source, target, reason, blocks_dropped,
+    created_at FROM old_moves;
+DROP TABLE old_moves
+"""
+
+
 @migrations()
 def create_tables(db: sqlite_utils.Database) -> None:
     # One by one: executescript would commit the migration's transaction first.
@@ -87,6 +104,12 @@ def create_tables(db: sqlite_utils.Database) -> None:
 @migrations()
 def create_bank_tables(db: sqlite_utils.Database) -> None:
     for statement in _BANK_TABLES.split(";"):
+        db.execute(statement)
+
+
+@migrations()
+def create_exchanges(db: sqlite_utils.Database) -> None:
+    for statement in _EXCHANGES_TABLES.split(";"):
         db.execute(statement)
 
 
@@ -139,17 +162,18 @@ class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """K/V in the bank that went down a tier.
+    """K/V outside caches that went down a tier. document_id, session_id: whose it is; neither for a system prompt's.
 
     source: "memory" or "disk". target: "disk" or "dropped". bytes: what it took.
-    reason: "memory_cap", "disk_cap", "stopping" (the process ended), "document_deleted", "damaged" (its file was not
-        what had been written) or "unwritable" (the disk refused it).
+    reason: "memory_cap", "disk_cap", "stopping" (the process ended), "document_deleted", "session_deleted", "damaged"
+        (its file was not what had been written) or "unwritable" (the disk refused it).
     blocks_dropped: blocks of sessions that could have been recalled until then.
     """
 
     id: str
     bank_key: str
-    document_id: str
+    document_id: str | None
+    session_id: str | None
     tokens: int
     bytes: int
     source: str
@@ -242,6 +266,7 @@ def insert_session(db: sqlite_utils.Database, session: SessionRecord, system: St
 
 def delete_session(db: sqlite_utils.Database, session_id: str) -> None:
     """Delete a session's texts and blocks. Its evictions and compression stay: they hold numbers and ids only."""
+    db.execute("DELETE FROM exchanges WHERE rowid IN (SELECT seq FROM turns WHERE session_id = ?)", [session_id])
     for table, column in (("sessions", "id"), ("turns", "session_id"), ("blocks", "session_id")):
         db.execute(f"DELETE FROM {table} WHERE {column} = ?", [session_id])
 
@@ -293,6 +318,12 @@ def end_turn(
     settings = ", ".join(f"{name} = ?" for name in [*values, "finished_at"])
     db.execute(f"UPDATE turns SET {settings} WHERE id = ?", [*values.values(), time, turn_id])
     insert_blocks(db, session_id, blocks)
+    if blocks:
+        db.execute(
+            """INSERT INTO exchanges (rowid, session, question, answer)
+               SELECT seq, session_id, question, answer FROM turns WHERE id = ?""",
+            [turn_id],
+        )
     for block_id, score in scores.items():
         db.execute("UPDATE blocks SET score = ? WHERE id = ?", [score, block_id])
     db.execute("UPDATE sessions SET updated_at = ? WHERE id = ?", [time, session_id])
@@ -312,12 +343,17 @@ def insert_blocks(db: sqlite_utils.Database, session_id: str, blocks: Sequence[S
     )
 
 
-def insert_eviction(db: sqlite_utils.Database, eviction: Eviction, point: CompressionPoint) -> None:
-    """Record that a block left, the state of that block, and the cache figures after it."""
+def insert_eviction(
+    db: sqlite_utils.Database, eviction: Eviction, point: CompressionPoint, bank_key: str | None = None
+) -> None:
+    """Record that a block left, the state of that block, and the cache figures after it.
+
+    bank_key: under what its K/V waits, if it does.
+    """
     db.table("evictions").insert(msgspec.to_builtins(eviction))
     db.execute(
-        "UPDATE blocks SET state = ?, score = ?, evicted_at = ? WHERE id = ?",
-        [eviction.outcome, eviction.score, eviction.created_at, eviction.block_id],
+        "UPDATE blocks SET state = ?, score = ?, evicted_at = ?, bank_key = coalesce(?, bank_key) WHERE id = ?",
+        [eviction.outcome, eviction.score, eviction.created_at, bank_key, eviction.block_id],
     )
     insert_point(db, eviction.session_id, point)
 

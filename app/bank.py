@@ -1,5 +1,7 @@
 """The passage bank: each passage's K/V is computed once behind a system prompt, and put into every session that asks.
 
+Beside passages it keeps what else need not be read again: system prompts, and the exchanges that sessions have evicted.
+
 A passage then costs a session no forward pass, and reads the same whatever else the session holds: it sees the system
 prompt and itself. On the MLX thread.
 """
@@ -15,8 +17,11 @@ from kv.blockkv import BlockKV
 from kv.model import LoadedModel
 from kv.session import NewBlock, Session
 
-# System prompts whose K/V is kept ready to put passages behind.
+# System prompts behind which passages can be computed at once.
 _PREFIXES = 4
+
+# What stands in place of a document for the K/V of system prompts.
+SYSTEM = "system"
 
 
 class Bank:
@@ -41,6 +46,20 @@ class Bank:
     def key(self, system: Sequence[int], passage: Sequence[int]) -> str:
         """Under what a passage's K/V is kept. system, passage: their tokens, as whole messages."""
         return self._digest(system, passage).hex()
+
+    def system_key(self, system: Sequence[int]) -> str:
+        """Under what a system prompt's own K/V is kept."""
+        return self._digest(system).hex()
+
+    def keep_system(self, system: Sequence[int], kv: BlockKV) -> None:
+        """Keep a system prompt's K/V, which begins every session that has it."""
+        self.store.put(self.system_key(system), kv, SYSTEM)
+
+    def keep_block(self, block_id: str, session_id: str, kv: BlockKV) -> str:
+        """Keep the K/V of a session's own block, as it was in that session. Returns its key."""
+        key = hashlib.blake2b(block_id.encode(), digest_size=16).hexdigest()
+        self.store.put(key, kv, session_id)
+        return key
 
     def where(self, key: str) -> Tier | None:
         """Which tier has it; None if it must be computed."""
@@ -71,7 +90,7 @@ class Bank:
     def remove_document(self, document_id: str) -> None:
         """Forget a document's passages, now and if a turn that still has them is at work."""
         self._deleted.add(document_id)
-        self.store.remove_document(document_id)
+        self.store.remove(document_id)
 
     def _take_prefix(self, system: Sequence[int], room: int) -> Generator[int, None, Session]:
         """A session that holds the system prompt and has room for so many tokens more, for the caller alone.
@@ -81,8 +100,13 @@ class Bank:
         session = self._prefixes.pop(self._digest(system), None)
         if session is None or session.room < room:
             session = Session(self._model, budget=len(system) + room, prefill_step=self._prefill_step, score="key_norm")
-            for _ in session.prefill([NewBlock("system", system, pinned=True)]):
-                yield 0
+            block = NewBlock(SYSTEM, system, pinned=True)
+            if (kv := self.fetch(self.system_key(system))) is not None:
+                session.insert([(block, kv)])
+            else:
+                for _ in session.prefill([block]):
+                    yield 0
+                self.keep_system(system, session.lift(SYSTEM))
         return session
 
     def _give_back(self, system: Sequence[int], session: Session) -> None:

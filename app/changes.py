@@ -13,6 +13,7 @@ from app import audit
 from app.audit import BlockRecord, CompressionPoint, SessionRecord, StoredBlock
 from app.bank import Bank
 from app.events import Event, Eviction, Prefill, Recall
+from app.exchanges import Exchange
 from app.live import LiveSession, new_block
 from app.plan import Leaving, Plan
 from app.tiers import Tier
@@ -38,6 +39,7 @@ class TurnRequest:
     """What a turn needs to know. accepted_at: `time.monotonic()` when the request came.
 
     deleted_documents: documents with resident blocks that are no longer in the library. number: from 1.
+    referred: old exchanges that the question refers back to, best first.
     """
 
     session: SessionRecord
@@ -52,6 +54,7 @@ class TurnRequest:
     stop: tuple[str, ...]
     accepted_at: float
     retrieval_seconds: float
+    referred: tuple[Exchange, ...] = ()
 
     @property
     def question_id(self) -> str:
@@ -113,6 +116,7 @@ class Changes:
         for block_id in leaving.blocks:
             block = live.blocks.pop(block_id)
             before, bytes_before = live.resident_tokens, live.cache.nbytes
+            key = self._offload(block)
             score = block.score
             if live.stale.pop(block_id, None) is None:
                 score = live.cache.evict(block_id).score
@@ -133,24 +137,36 @@ class Changes:
                 resident_before=before,
                 resident_after=before - block.tokens,
                 bytes_freed=max(0, bytes_before - live.cache.nbytes),
-                outcome="offloaded" if self._offload(block) else "dropped",
+                outcome="dropped" if key is None else "offloaded",
                 created_at=now(),
             )
             point = self.point("eviction")
-            self.emit(row, self.database.write(partial(audit.insert_eviction, eviction=row, point=point)))
+            write = partial(audit.insert_eviction, eviction=row, point=point, bank_key=key)
+            self.emit(row, self.database.write(write))
 
-    def _offload(self, block: BlockRecord) -> bool:
-        """Whether the block's K/V waits in the bank, to be recalled."""
-        key = self.live.bank_keys.pop(block.id, None)
-        if key is None or block.passage_id is None or self.bank.where(key) is None:
-            return False
-        self.live.offloaded[block.passage_id] = block
-        return True
+    def _offload(self, block: BlockRecord) -> str | None:
+        """Under what the K/V of a block that is to leave waits in the bank, to be recalled; None if it does not.
+
+        An exchange is lifted out: what it read when it was written cannot be read again.
+        """
+        live = self.live
+        key = live.bank_keys.pop(block.id, None)
+        stored = key is not None and self.bank.where(key) is not None
+        if block.passage_id is not None:
+            if stored:
+                live.offloaded[block.passage_id] = block
+        elif not stored and self.bank.enabled and block.id not in live.stale:
+            key = self.bank.keep_block(block.id, live.record.id, live.cache.lift(block.id))
+            stored = self.bank.where(key) is not None
+        return key if stored else None
 
     def make_room(self, plan: Plan, tokens: int) -> None:
         """Evict from the plan's reserve until so many tokens fit, if they can."""
         while self.live.cache.room < tokens and plan.reserve:
-            self.evict(plan.reserve.pop(0), "room_for_answer")
+            leaving = plan.reserve.pop(0)
+            # What was to come back may have stayed out.
+            if self.live.blocks.keys() >= set(leaving.blocks):
+                self.evict(leaving, "room_for_answer")
 
     # Reading
 
@@ -166,19 +182,35 @@ class Changes:
             found.append(Wish(candidate, block_id, key, stored))
         return found
 
+    @cached_property
+    def referred(self) -> dict[int, Exchange]:
+        """The old exchanges that the question refers back to, by turn, as far as they can be had."""
+
+        def there(block: StoredBlock) -> bool:
+            return block.record.id in self.live.blocks or self._kept(block.bank_key)
+
+        return {e.turn: e for e in self.request.referred if all(there(block) for block in e.blocks)}
+
+    def _kept(self, key: str | None) -> bool:
+        return key is not None and self.bank.where(key) is not None
+
     def read(self, plan: Plan, prompt: Sequence[int]) -> Iterator[None]:
-        """Bring in what must be restored, the passages, the question, and the answer's prompt but its last token."""
+        """Bring in what must be restored, the passages, the question, and the answer's prompt."""
         if self.cancelled:
             return
         request, live = self.request, self.live
         restore = live.to_restore()
+        if self.bank.enabled:
+            # A system prompt is read once too, by the first session that has it.
+            live.bank_keys.update({block.id: self.bank.system_key(block.tokens) for block in restore if block.pinned})
         # Best last: the nearer a passage is to the question, the better a small model uses it.
         coming = [w for w in reversed(self.wishes) if w.candidate.passage.id in (*plan.recall, *plan.stream)]
         unread = [block for block in restore if not self._banked(block.id)]
         self._restored = sum(len(block.tokens) for block in unread) if request.number > 1 else 0
-        self._total = sum(len(block.tokens) for block in unread) + len(request.question_ids) + len(prompt) - 1
+        self._total = sum(len(block.tokens) for block in unread) + len(request.question_ids) + len(prompt)
         self._total += sum(len(w.candidate.token_ids) for w in coming if w.candidate.passage.id in plan.stream)
         yield from self._restore(restore)
+        yield from self._recall_exchanges(plan)
         streamed: list[StoredBlock] = []
         if not self.bank.enabled:
             streamed = [self._passage(wish) for wish in coming]
@@ -197,23 +229,52 @@ class Changes:
             first = blocks[0]
             kv = self.bank.fetch(self.live.bank_keys[first.id]) if self._banked(first.id) else None
             if kv is not None:
-                self.live.cache.insert([(first, kv)], recompute=self.bank.recompute)
+                self.live.cache.insert([(first, kv)], recompute=0 if first.pinned else self.bank.recompute)
                 del blocks[0]
             else:
                 banked = (i for i, block in enumerate(blocks) if i and self._banked(block.id))
                 count = next(banked, len(blocks))
                 yield from self._prefill(blocks[:count])
+                if first.pinned and self.bank.enabled and first.id in self.live.cache.block_ids:
+                    self.bank.keep_system(first.tokens, self.live.cache.lift(first.id))
                 del blocks[:count]
             self.live.note_restored()
 
     def _banked(self, block_id: str) -> bool:
-        key = self.live.bank_keys.get(block_id)
-        return key is not None and self.bank.where(key) is not None
+        return self._kept(self.live.bank_keys.get(block_id))
+
+    def _recall_exchanges(self, plan: Plan) -> Iterator[None]:
+        """Put old exchanges in again, oldest first; one whose file turns out to be damaged stays out."""
+        for turn in sorted(plan.exchanges):
+            if self.cancelled:
+                return
+            blocks = self.referred[turn].blocks
+            started = time.monotonic()
+            tiers = [self.bank.where(block.bank_key or "") for block in blocks]
+            found = [self.bank.fetch(block.bank_key or "") for block in blocks]
+            pairs = [
+                (NewBlock(block.record.id, block.token_ids), kv)
+                for block, kv in zip(blocks, found, strict=True)
+                if kv is not None
+            ]
+            if len(pairs) < len(blocks):
+                continue
+            before = self.live.resident_tokens
+            self.live.cache.insert(pairs)
+            seconds = (time.monotonic() - started) / len(blocks)
+            for block, tier in zip(blocks, tiers, strict=True):
+                self._note_arrival(block, tier, before, seconds, returning=True, recomputed=0)
+                before += block.record.tokens
+            yield
 
     def _prefill(self, blocks: list[NewBlock], answer: NewBlock | None = None) -> Iterator[None]:
         before = self.prefilled
-        for done in self.live.cache.prefill(blocks, answer=answer):
+        last = sum(len(block.tokens) for block in (*blocks, answer)) if answer else None
+        for done in self.live.cache.prefill(blocks, answer=answer, logits=answer is not None):
             self._note_read(before + done)
+            if done == last:
+                # The answer's first token is there for the taking.
+                break
             yield
             if self.cancelled:
                 self.live.cache.drop_unfinished()
@@ -244,17 +305,26 @@ class Changes:
         self.note_peak()
         seconds = (time.monotonic() - started) / len(arrivals)
         for block, kv, tier in arrivals:
-            self._note_arrival(block, tier, before, seconds)
+            left = live.offloaded.pop(block.record.passage_id or "", None)
+            # If what left has another name, it had been dropped from the bank, that was logged, and this is read anew.
+            returning = left is not None and left.id == block.record.id
+            self._note_arrival(
+                block, tier, before, seconds, returning=returning, recomputed=min(bank.recompute, kv.tokens)
+            )
             before += kv.tokens
         yield
 
-    def _note_arrival(self, block: StoredBlock, tier: Tier | None, before: int, seconds: float) -> None:
-        """Account for a passage that has been put in. tier: where its K/V waited; None if it was computed now."""
+    def _note_arrival(
+        self, block: StoredBlock, tier: Tier | None, before: int, seconds: float, *, returning: bool, recomputed: int
+    ) -> None:
+        """Account for a block that has been put in.
+
+        tier: where its K/V waited; None if it was computed now. returning: whether the session has held it before.
+        recomputed: its first tokens, which were read anew.
+        """
         live, record = self.live, block.record
-        returning = live.offloaded.pop(record.passage_id or "", None)
         live.blocks[record.id] = record
-        # If what left has another name, it had been dropped from the bank, that was logged, and this is read anew.
-        if returning is None or returning.id != record.id:
+        if not returning:
             live.seen_tokens += record.tokens
         if block.bank_key is not None:
             live.bank_keys[record.id] = block.bank_key
@@ -273,7 +343,7 @@ class Changes:
             passage_id=record.passage_id,
             tokens=record.tokens,
             origin=tier,
-            recomputed=min(self.bank.recompute, record.tokens),
+            recomputed=recomputed,
             seconds=seconds,
             resident_before=before,
             resident_after=before + record.tokens,

@@ -10,6 +10,7 @@ from app import audit
 from app.audit import SessionRecord
 from app.changes import Candidate, TurnRequest
 from app.engine import Engine, TurnHandle
+from app.exchanges import Exchange, referred
 from app.live import new_block
 from app.problems import Problem, invalid
 from app.requests import AskBody, SessionBody
@@ -126,7 +127,7 @@ class ChatService:
         self._claim(session_id)
         turn_id = new_id("trn")
         try:
-            question_ids, candidates, deleted = await asyncio.to_thread(self._retrieve, session_id, body)
+            question_ids, candidates, deleted, exchanges = await asyncio.to_thread(self._retrieve, session_id, body)
             retrieved_at = time.monotonic()
             number = await asyncio.wrap_future(
                 self._database.write(lambda db: audit.begin_turn(db, session_id, turn_id, body.content))
@@ -144,6 +145,7 @@ class ChatService:
                 stop=tuple(body.stop_strings),
                 accepted_at=accepted_at,
                 retrieval_seconds=retrieved_at - accepted_at,
+                referred=tuple(exchanges),
             )
             handle = TurnHandle(request, on_finish=lambda: self._release(session_id))
             self._active[session_id] = handle
@@ -174,7 +176,9 @@ class ChatService:
     def _release(self, session_id: str) -> None:
         self._active.pop(session_id, None)
 
-    def _retrieve(self, session_id: str, body: AskBody) -> tuple[list[int], list[Candidate], frozenset[str]]:
+    def _retrieve(
+        self, session_id: str, body: AskBody
+    ) -> tuple[list[int], list[Candidate], frozenset[str], list[Exchange]]:
         template = self._model.template
         question_ids = template.wrap(template.user, body.content)
         where = body.filter.to_filter() if body.filter else None
@@ -182,7 +186,8 @@ class ChatService:
         candidates = [
             Candidate(passage, template.wrap(template.passage, passage_message(passage))) for passage in found
         ]
-        return question_ids, candidates, frozenset(filter(self._is_gone, self.store.resident_documents(session_id)))
+        deleted = frozenset(filter(self._is_gone, self.store.resident_documents(session_id)))
+        return question_ids, candidates, deleted, referred(self._database, session_id, body.content)
 
     def _is_gone(self, document_id: str) -> bool:
         try:

@@ -20,7 +20,7 @@ import structlog
 
 from app import audit
 from app.audit import Move
-from app.bank import Bank
+from app.bank import SYSTEM, Bank
 from app.changes import TurnRequest
 from app.events import Done, Event, Failed
 from app.live import LiveSessions
@@ -154,16 +154,21 @@ class Engine:
         self._inbox.put(handle)
 
     def forget(self, session_id: str) -> Future[None]:
-        """Free a session's K/V; it is rebuilt from its blocks when it is next asked something."""
-        return self._call(lambda: self._live().drop(session_id))
+        """Free all K/V of a session that is deleted."""
+
+        def forget() -> None:
+            self._live().drop(session_id)
+            self._passages().store.remove(session_id)
+
+        return self._call(forget)
 
     def forget_document(self, document_id: str) -> Future[None]:
         """Drop a document's K/V from the bank."""
         return self._call(lambda: self._passages().remove_document(document_id))
 
-    def keep_documents(self, known: Set[str]) -> Future[None]:
-        """Drop K/V from the bank that is of none of these documents."""
-        return self._call(lambda: self._passages().store.keep_documents(known))
+    def keep_owners(self, known: Set[str]) -> Future[None]:
+        """Drop K/V from the bank that is of none of these documents and sessions."""
+        return self._call(lambda: self._passages().store.keep_owners(known | {SYSTEM}))
 
     def figures(self) -> Future[dict[str, int]]:
         """Sessions in memory, their K/V bytes, and the turns at work."""
@@ -225,15 +230,19 @@ class Engine:
         self._sessions.close()
 
     def _note_move(self, moved: Moved) -> None:
+        kind = moved.owner.partition("_")[0]
         move = Move(
             id=new_id("mov"),
             bank_key=moved.key,
-            document_id=moved.document_id,
+            document_id=moved.owner if kind == "doc" else None,
+            session_id=moved.owner if kind == "ses" else None,
             tokens=moved.tokens,
             bytes=moved.nbytes,
             source=moved.source,
             target=moved.target,
-            reason=moved.reason,
+            reason=f"{'session' if kind == 'ses' else 'document'}_deleted"
+            if moved.reason == "deleted"
+            else moved.reason,
             blocks_dropped=0,
             created_at=now(),
         )

@@ -21,7 +21,7 @@ class LiveSession:
 
     system: tokens of the system prompt. blocks: resident blocks in stream order, by id. seen_tokens: tokens of all
     blocks there ever were. stale: blocks that SQLite calls resident but that are not in the cache yet.
-    bank_keys: under what the bank keeps the K/V of resident passages, by block. offloaded: blocks that left and can be
+    bank_keys: under what the bank keeps the K/V of resident blocks, by block. offloaded: passages that left and can be
     recalled, by passage.
     """
 

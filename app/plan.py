@@ -1,7 +1,8 @@
 """The plan of a turn: what stays, what comes and how, what leaves and in which order. Plain values, no tensors.
 
-Relevance leads: what retrieval asked for now stays longest, then the last exchange, then the rest by the attention it
-has earned. A question and its answer leave together, so that the conversation stays well-formed.
+Relevance leads: what retrieval asked for now stays longest, then the exchanges that the question refers back to, then
+the last exchange, then the rest by the attention it has earned. A question and its answer leave and come back together,
+so that the conversation stays well-formed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,19 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class Referred:
+    """An old exchange that the question refers back to. turn: its turn's number. blocks: both, by id.
+
+    resident: whether it is in the cache; else its K/V waits outside.
+    """
+
+    turn: int
+    blocks: tuple[str, ...]
+    tokens: int
+    resident: bool
+
+
+@dataclass(frozen=True)
 class Leaving:
     """Blocks that leave as one, and their place in the order, from 1."""
 
@@ -53,6 +67,7 @@ class Plan:
 
     resident, recall, stream, skipped: passage ids of the wanted, by what happens to them, in the order wanted:
         in the cache already, put into it without a forward pass, read by the model, or left out for want of room.
+    exchanges: turns whose question and answer are put in again.
     evict: what leaves before anything is streamed. reserve: what leaves next, should the answer need more room.
     max_tokens: most tokens the answer may have.
     """
@@ -62,6 +77,7 @@ class Plan:
     recall: list[str] = field(default_factory=list)
     stream: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    exchanges: list[int] = field(default_factory=list)
     evict: list[Leaving] = field(default_factory=list)
     reserve: list[Leaving] = field(default_factory=list)
 
@@ -83,12 +99,14 @@ def plan_turn(
     answer_overhead: int,
     max_tokens: int | None,
     default_max_tokens: int,
+    referred: Sequence[Referred] = (),
 ) -> Plan:
     """Plan a turn.
 
     held: what is resident, the system prompt among it (kind "system", never evicted).
     question_tokens: the question as a whole message. answer_overhead: what the template writes around an answer.
     max_tokens: as asked for; None takes `default_max_tokens`, or what fits beside the passages.
+    referred: old exchanges that the question refers back to, best first; they come after passages.
 
     Raises DoesNotFit, with the numbers, if system prompt, question and answer alone pass the budget.
     """
@@ -110,25 +128,39 @@ def plan_turn(
         else:
             (plan.recall if passage.stored else plan.stream).append(passage.passage_id)
 
+    helping = []
+    for exchange in referred:
+        if exchange.tokens <= room:
+            room -= exchange.tokens
+            helping.append(exchange)
+    plan.exchanges.extend(exchange.turn for exchange in helping if not exchange.resident)
+
     if max_tokens is None:
         # An answer of no stated length must not push out the passages it is drawn from.
-        used = sum(p.tokens for p in wanted if p.passage_id not in plan.skipped)
+        used = sum(p.tokens for p in wanted if p.passage_id not in plan.skipped) + sum(e.tokens for e in helping)
         plan = replace(plan, max_tokens=min(most, budget - fixed - used))
 
     kept = sum(block.tokens for block in held)
-    coming = [passage for passage in wanted if passage.passage_id in (*plan.recall, *plan.stream)]
-    # The answer's first token is fed before its room can be asked for.
-    missing = kept + sum(p.tokens for p in coming) + question_tokens + answer_overhead + 1 - budget
-    for leaving in _order(held, plan.resident):
+    coming = [
+        *(
+            ((passage.block,), passage.tokens)
+            for passage in wanted
+            if passage.passage_id in (*plan.recall, *plan.stream)
+        ),
+        *((exchange.blocks, exchange.tokens) for exchange in helping if not exchange.resident),
+    ]
+    # For the question, the template, and a token of the answer.
+    missing = kept + sum(tokens for _, tokens in coming) + question_tokens + answer_overhead + 1 - budget
+    for leaving in _order(held, plan.resident, [exchange.turn for exchange in helping]):
         if missing > 0:
             plan.evict.append(leaving)
             missing -= leaving.tokens
         else:
             plan.reserve.append(leaving)
-    # Passages that come now may leave too, worst first, but last of all.
+    # What comes now may leave too, worst first, but last of all.
     ranks = len(plan.evict) + len(plan.reserve)
     plan.reserve.extend(
-        Leaving((passage.block,), passage.tokens, ranks + i) for i, passage in enumerate(reversed(coming), start=1)
+        Leaving(blocks, tokens, ranks + i) for i, (blocks, tokens) in enumerate(reversed(coming), start=1)
     )
     return plan
 
@@ -152,8 +184,8 @@ def _answer_tokens(budget: int, fixed: int, system: int, question: int, max_toke
     return max_tokens
 
 
-def _order(held: Sequence[Held], wanted: Sequence[str]) -> list[Leaving]:
-    """Everything resident that may leave, first to last."""
+def _order(held: Sequence[Held], wanted: Sequence[str], referred: Sequence[int]) -> list[Leaving]:
+    """Everything resident that may leave, first to last. wanted: passages. referred: turns of exchanges."""
     last_turn = max((block.turn for block in held if block.passage_id is None), default=0)
     units: dict[str, list[Held]] = {}
     for block in held:
@@ -164,7 +196,9 @@ def _order(held: Sequence[Held], wanted: Sequence[str]) -> list[Leaving]:
         first = unit[0]
         if first.passage_id in wanted:
             # The worse it was ranked, the earlier it leaves.
-            return 2, -wanted.index(first.passage_id), 0.0, 0
+            return 3, -wanted.index(first.passage_id), 0.0, 0
+        if first.passage_id is None and first.turn in referred:
+            return 2, -referred.index(first.turn), 0.0, 0
         latest = first.passage_id is None and first.turn == last_turn
         tokens = sum(block.tokens for block in unit)
         return int(latest), 0, sum(block.score * block.tokens for block in unit) / tokens, first.turn

@@ -70,6 +70,10 @@ class Store:
         """Sessions, newest first."""
         return self._page(f"{SESSION} WHERE s.seq < ? ORDER BY s.seq DESC", [], cursor, limit, SessionRecord, down=True)
 
+    def session_ids(self) -> set[str]:
+        """Every session's id."""
+        return {row["id"] for row in self._rows("SELECT id FROM sessions", [])}
+
     def messages(self, session_id: str, cursor: str | None, limit: int) -> Page[Message]:
         """A session's committed messages, oldest first; `limit` counts turns, which are two messages each."""
         self.session(session_id)
@@ -110,14 +114,14 @@ class Store:
     def resident(self, session_id: str) -> list[StoredBlock]:
         """The blocks a session is rebuilt from, in stream order."""
         rows = self._rows("SELECT * FROM blocks WHERE session_id = ? AND state = 'resident' ORDER BY seq", [session_id])
-        return [_stored_block(row) for row in rows]
+        return [stored_block(row) for row in rows]
 
     def offloaded(self, session_id: str) -> list[StoredBlock]:
         """The blocks of a session that can be recalled."""
         rows = self._rows(
             "SELECT * FROM blocks WHERE session_id = ? AND state = 'offloaded' ORDER BY seq", [session_id]
         )
-        return [_stored_block(row) for row in rows]
+        return [stored_block(row) for row in rows]
 
     def resident_documents(self, session_id: str) -> list[str]:
         """Ids of the documents that resident blocks come from."""
@@ -190,7 +194,8 @@ def _struct(row: dict[str, Any], kind: type[Any]) -> Any:
     return kind(**{name: row[name] for name in kind.__struct_fields__})
 
 
-def _stored_block(row: dict[str, Any]) -> StoredBlock:
+def stored_block(row: dict[str, Any]) -> StoredBlock:
+    """A row of the table of blocks."""
     record: BlockRecord = _struct(row, BlockRecord)
     return StoredBlock(record=record, token_ids=unpack(row["token_ids"]), bank_key=row["bank_key"])
 

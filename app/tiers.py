@@ -15,7 +15,7 @@ from app import files
 from kv.blockkv import BlockKV
 
 Tier = Literal["memory", "disk"]
-Reason = Literal["memory_cap", "disk_cap", "stopping", "document_deleted", "damaged", "unwritable"]
+Reason = Literal["memory_cap", "disk_cap", "stopping", "deleted", "damaged", "unwritable"]
 
 log = structlog.get_logger()
 
@@ -25,10 +25,10 @@ _STEM = re.compile(r"(\w+)\.(\w+)\.(\d+)")
 
 @dataclass(frozen=True)
 class Moved:
-    """K/V that went to another tier, or was dropped. nbytes: what it took where it was."""
+    """K/V that went to another tier, or was dropped. owner: the document or session it is of. nbytes: what it took."""
 
     key: str
-    document_id: str
+    owner: str
     tokens: int
     nbytes: int
     source: Tier
@@ -39,7 +39,7 @@ class Moved:
 @dataclass(frozen=True)
 class _File:
     path: Path
-    document_id: str
+    owner: str
     tokens: int
     checksum: str
     nbytes: int
@@ -59,8 +59,8 @@ class TieredStore:
         self._on_move = on_move
         self._memory: dict[str, tuple[BlockKV, str]] = {}
         self._files: dict[str, _File] = {}
-        for path, (key, document_id, tokens), checksum in files.left(folder, _STEM):
-            self._files[key] = _File(path, document_id, int(tokens), checksum, path.stat().st_size)
+        for path, (key, owner, tokens), checksum in files.left(folder, _STEM):
+            self._files[key] = _File(path, owner, int(tokens), checksum, path.stat().st_size)
         self._shrink()
 
     @property
@@ -89,10 +89,10 @@ class TieredStore:
             return "memory"
         return "disk" if key in self._files else None
 
-    def put(self, key: str, kv: BlockKV, document_id: str) -> None:
+    def put(self, key: str, kv: BlockKV, owner: str) -> None:
         """Keep K/V, in memory first."""
         self._memory.pop(key, None)
-        self._memory[key] = (kv, document_id)
+        self._memory[key] = (kv, owner)
         self._shrink()
 
     def get(self, key: str) -> BlockKV | None:
@@ -112,24 +112,24 @@ class TieredStore:
         os.utime(file.path)
         self._files[key] = self._files.pop(key)
         # The file stays: should memory need the room, nothing has to be written again.
-        self._memory[key] = (kv, file.document_id)
+        self._memory[key] = (kv, file.owner)
         self._shrink()
         return kv
 
-    def remove_document(self, document_id: str) -> None:
-        """Drop everything of a document."""
-        for key in [key for key, (_, owner) in self._memory.items() if owner == document_id]:
+    def remove(self, owner: str) -> None:
+        """Drop everything of an owner."""
+        for key in [key for key, (_, whose) in self._memory.items() if whose == owner]:
             kv, _ = self._memory.pop(key)
             if key not in self._files:
-                self._report(key, document_id, kv.tokens, kv.nbytes, "memory", "dropped", "document_deleted")
-        for key in [key for key, file in self._files.items() if file.document_id == document_id]:
-            self._drop(key, "document_deleted")
+                self._report(key, owner, kv.tokens, kv.nbytes, "memory", "dropped", "deleted")
+        for key in [key for key, file in self._files.items() if file.owner == owner]:
+            self._drop(key, "deleted")
 
-    def keep_documents(self, known: Set[str]) -> None:
-        """Drop everything of documents other than these."""
-        owners = {owner for _, owner in self._memory.values()} | {file.document_id for file in self._files.values()}
-        for document_id in owners - known:
-            self.remove_document(document_id)
+    def keep_owners(self, known: Set[str]) -> None:
+        """Drop everything whose owner is none of these."""
+        owners = {owner for _, owner in self._memory.values()} | {file.owner for file in self._files.values()}
+        for owner in owners - known:
+            self.remove(owner)
 
     def close(self) -> None:
         """Write what is in memory to disk, as far as it fits, for the next process."""
@@ -139,41 +139,41 @@ class TieredStore:
     def _shrink(self, why: Reason = "memory_cap") -> None:
         while self._memory and self.memory_bytes > self._memory_bytes:
             key = next(iter(self._memory))
-            kv, document_id = self._memory.pop(key)
+            kv, owner = self._memory.pop(key)
             if key in self._files:
                 target: Literal["disk", "dropped"] = "disk"
                 reason = why
             else:
-                target, reason = self._write(key, kv, document_id, why)
-            self._report(key, document_id, kv.tokens, kv.nbytes, "memory", target, reason)
+                target, reason = self._write(key, kv, owner, why)
+            self._report(key, owner, kv.tokens, kv.nbytes, "memory", target, reason)
         while self._files and self.disk_bytes > self._disk_bytes:
             # What memory has as well is no loss.
             self._drop(next((key for key in self._files if key in self._memory), next(iter(self._files))), "disk_cap")
 
-    def _write(self, key: str, kv: BlockKV, document_id: str, why: Reason) -> tuple[Literal["disk", "dropped"], Reason]:
+    def _write(self, key: str, kv: BlockKV, owner: str, why: Reason) -> tuple[Literal["disk", "dropped"], Reason]:
         if kv.nbytes > self._disk_bytes:
             return "dropped", why
-        written = files.write(self._folder, f"{key}.{document_id}.{kv.tokens}", lambda path: kv.save(path, key))
+        written = files.write(self._folder, f"{key}.{owner}.{kv.tokens}", lambda path: kv.save(path, key))
         if written is None:
             return "dropped", "unwritable"
         path, checksum = written
-        self._files[key] = _File(path, document_id, kv.tokens, checksum, path.stat().st_size)
+        self._files[key] = _File(path, owner, kv.tokens, checksum, path.stat().st_size)
         return "disk", why
 
     def _drop(self, key: str, reason: Reason) -> None:
         file = self._files.pop(key)
         file.path.unlink(missing_ok=True)
         if key not in self._memory:
-            self._report(key, file.document_id, file.tokens, file.nbytes, "disk", "dropped", reason)
+            self._report(key, file.owner, file.tokens, file.nbytes, "disk", "dropped", reason)
 
     def _report(
         self,
         key: str,
-        document_id: str,
+        owner: str,
         tokens: int,
         nbytes: int,
         source: Tier,
         target: Literal["disk", "dropped"],
         reason: Reason,
     ) -> None:
-        self._on_move(Moved(key, document_id, tokens, nbytes, source, target, reason))
+        self._on_move(Moved(key, owner, tokens, nbytes, source, target, reason))

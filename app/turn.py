@@ -20,7 +20,7 @@ from app.bank import Bank
 from app.changes import Changes, Emit, TurnRequest
 from app.events import CacheFigures, Done, FinishReason, Retrieval, Source, Timings, Token, Usage
 from app.live import LiveSession
-from app.plan import Held, Plan, Wanted, plan_turn
+from app.plan import Held, Plan, Referred, Wanted, plan_turn
 from ingest.database import Database
 from kv.session import sampler
 
@@ -104,6 +104,15 @@ class Turn:
             )
             for wish in self.changes.wishes
         ]
+        referred = [
+            Referred(
+                turn=turn,
+                blocks=tuple(block.record.id for block in exchange.blocks),
+                tokens=exchange.tokens,
+                resident=all(block.record.id in live.blocks for block in exchange.blocks),
+            )
+            for turn, exchange in self.changes.referred.items()
+        ]
         overhead = live.cache.model.template.assistant.tokens
         return plan_turn(
             held,
@@ -113,6 +122,7 @@ class Turn:
             answer_overhead=overhead + (_STOP_SLACK if request.stop else 0),
             max_tokens=request.max_tokens,
             default_max_tokens=request.default_max_tokens,
+            referred=referred,
         )
 
     def _describe(self, plan: Plan) -> list[Source]:
@@ -144,19 +154,13 @@ class Turn:
         cache, template = self.live.cache, self.live.cache.model.template.assistant
         answer = AnswerText(cache.model.codec, self.request.stop, plan.max_tokens)
         pick = sampler(self.request.temperature)
-        token, fed = template.before[-1], -1
+        self._prompt_tokens = cache.tokens_kept
+        logits = cache.next_logits
+        fed = 0
         while True:
-            # For this token, the one it leads to, and the template's end.
-            self.changes.make_room(plan, 2 + len(template.after))
-            logits = yield token
             if logits is None:
                 reason: FinishReason = "cancelled"
                 break
-            fed += 1
-            self.changes.note_peak()
-            if fed == 0:
-                self.changes.prefilled += 1
-                self._prompt_tokens = cache.tokens_kept
             token = pick(logits)
             if token in cache.model.stop_ids:
                 reason = "stop"
@@ -166,6 +170,12 @@ class Turn:
             if answer.reason is not None:
                 reason = answer.reason
                 break
+            # For this token, the one it leads to, and the template's end.
+            self.changes.make_room(plan, 2 + len(template.after))
+            logits = yield token
+            if logits is not None:
+                fed += 1
+                self.changes.note_peak()
         self._show(answer.flush())
         written = answer.finish(reason)
         if reason == "cancelled" and not written.text:

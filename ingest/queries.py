@@ -16,15 +16,11 @@ _STOP_WORDS = frozenset((
 ))  # fmt: skip
 
 
-def fts_query(text: str) -> str | None:
-    """The FTS5 MATCH expression that looks for any word of `text`; None when it holds no word.
-
-    Each word is quoted, so nothing the user types is read as FTS5 syntax. Common English words are left out
-    unless there are no others; at most 64 distinct words are kept, in order. Never raises.
-    """
-    # Composed letters: the index folds é into e, but would split a query at a separate accent.
+def content_words(text: str) -> list[str]:
+    """The distinct words of `text`, lower case, in order, without common English ones unless there are no others."""
     kept: dict[str, None] = {}
     common: dict[str, None] = {}
+    # Composed letters: the index folds é into e, but would split a query at a separate accent.
     for match in _WORD.finditer(unicodedata.normalize("NFC", text)):
         word = match.group().strip("_").lower()
         if not word:
@@ -32,4 +28,13 @@ def fts_query(text: str) -> str | None:
         terms = common if word in _STOP_WORDS else kept
         if len(terms) < MAX_TERMS:
             terms[word] = None
-    return " OR ".join(f'"{word}"' for word in kept or common) or None
+    return list(kept or common)
+
+
+def fts_query(text: str) -> str | None:
+    """The FTS5 MATCH expression that looks for any word of `text`; None when it holds no word.
+
+    Each word is quoted, so nothing the user types is read as FTS5 syntax. Common English words are left out
+    unless there are no others; at most 64 distinct words are kept, in order. Never raises.
+    """
+    return " OR ".join(f'"{word}"' for word in content_words(text)) or None

@@ -23,6 +23,9 @@ from kv.model import LoadedModel
 from kv.policy import Pool, Score
 from kv.units import Evicted
 
+# Tokens of a pass whose logits are wanted: the model makes logits of each of them, though only the last are used.
+_LAST_PASS = 64
+
 
 @dataclass(frozen=True)
 class NewBlock:
@@ -83,6 +86,8 @@ class Session:
         )
         self._caches: list[EvictingCache] = KVCacheBuilder.for_model(model.model, config)
         self._group = self._caches[0].group
+        # After `prefill(logits=True)`: of the token that follows, [V].
+        self.next_logits: mx.array | None = None
 
     # On disk
 
@@ -150,17 +155,20 @@ class Session:
 
     # Streaming
 
-    def prefill(self, blocks: Sequence[NewBlock], *, answer: NewBlock | None = None) -> Iterator[int]:
+    def prefill(
+        self, blocks: Sequence[NewBlock], *, answer: NewBlock | None = None, logits: bool = False
+    ) -> Iterator[int]:
         """Stream blocks; yields the tokens done so far after each pass of at most `prefill_step`.
 
         answer: the block that will hold the model's answer, with the tokens that prompt it. It stays open and
-            pinned for `step` and `close_answer`. Its last token is left for the first `step`.
+            pinned for `step` and `close_answer`. Its last token is left for the first `step`, unless
+        logits: reads that too, and leaves in `next_logits` those of the token that follows it.
 
         Raises ValueError, before anything is streamed, if the tokens do not fit into `room`. When the caller stops
         early, `drop_unfinished` must follow.
         """
         tokens = [token for block in blocks for token in block.tokens]
-        prompt = list(answer.tokens[:-1]) if answer else []
+        prompt = list(answer.tokens[: None if logits else -1]) if answer else []
         needed = len(tokens) + len(prompt)
         if needed > self.room:
             raise ValueError(f"{needed} tokens to stream, room for {self.room} in budget {self.budget}")
@@ -172,12 +180,17 @@ class Session:
         if answer:
             self._group.open_block(answer.id, at=position, pinned=True)
         tokens += prompt
-        for start in range(0, len(tokens), self.prefill_step):
-            part = tokens[start : start + self.prefill_step]
-            self._forward(part)
-            mx.eval([cache.arrays for cache in self._caches])
+        last = min(self.prefill_step, _LAST_PASS) if logits else 0
+        done = 0
+        while done < len(tokens):
+            left = len(tokens) - done
+            part = tokens[done : done + min(self.prefill_step, left if left <= last else left - last)]
+            following = self._forward(part)
+            done += len(part)
+            self.next_logits = following[0, -1] if logits and done == len(tokens) else None
+            mx.eval(self.next_logits, [cache.arrays for cache in self._caches])
             mx.clear_cache()
-            yield start + len(part)
+            yield done
 
     def step(self, token: int) -> mx.array:
         """Feed one token of the open answer; returns the next token's logits, [V].

@@ -49,8 +49,9 @@ def test_a_passage_is_read_once_for_all_sessions(service: Service) -> None:
             assert recalls[-1] == last["recall"]
             passages = sum(source["tokens"] for source in last["retrieval"]["sources"])
             usage = last["done"]["usage"]
-            assert usage["cached_tokens"] == passages
-            assert usage["prompt_tokens"] == passages + usage["prefilled_tokens"]
+            (system,) = service.blocks(session, kind="system")
+            assert usage["cached_tokens"] == system["tokens"] + passages
+            assert usage["prompt_tokens"] == usage["cached_tokens"] + usage["prefilled_tokens"]
             assert [row["resident_after"] - row["resident_before"] for row in recalls] == [
                 row["tokens"] for row in recalls
             ]
@@ -158,14 +159,14 @@ def test_a_damaged_file_is_read_anew(tmp_path: Path) -> None:
     first = service.session()
     _, last = turn(service, first, "When does the Narva ferry leave?", top_k=1, max_tokens=8)
     answer = last["done"]["content"]
-    (file,) = (tmp_path / "bank").iterdir()
+    (file,) = (path for path in (tmp_path / "bank").iterdir() if ".doc_" in path.name)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     _, last = turn(service, service.session(), "When does the Narva ferry leave?", top_k=1, max_tokens=8)
     assert "recall" not in last
     assert last["done"]["content"] == answer
-    moves = [(move["target"], move["reason"]) for move in service.items("/v1/audit/moves")]
+    moves = [(m["target"], m["reason"]) for m in service.items("/v1/audit/moves") if m["document_id"]]
     assert moves == [("disk", "memory_cap"), ("dropped", "damaged"), ("disk", "memory_cap")]
     _, last = turn(service, service.session(), "When does the Narva ferry leave?", top_k=1, max_tokens=8)
     assert last["recall"]["origin"] == "disk"
@@ -195,3 +196,42 @@ def test_first_tokens_may_be_read_anew(tmp_path: Path) -> None:
             assert last["recall"]["recomputed"] == 5
             assert last["done"]["usage"]["prefilled_tokens"] > 10
     service.stop()
+
+
+def test_an_old_exchange_comes_back_when_a_question_refers_to_it(own: Service) -> None:
+    session = own.session(budget_tokens=192)
+    turn(own, session, "My dog is called Bramble. Please remember that.", top_k=0, max_tokens=16)
+    told = [block["id"] for block in own.blocks(session)][1:]
+    for number, town in enumerate(TOWNS):
+        turn(own, session, f"When does the ferry to {town} leave?", top_k=1, max_tokens=12)
+        if number == 3:
+            # What left is kept through a restart.
+            own.stop()
+            own.start()
+    states = {block["id"]: block["state"] for block in own.blocks(session)}
+    assert {states[block_id] for block_id in told} == {"offloaded"}
+    seen = own.http.get(f"/v1/sessions/{session}").json()["seen_tokens"]
+    names, last = turn(own, session, "What is my dog called?", top_k=0, max_tokens=16)
+    assert "Bramble" in last["done"]["content"]
+    assert names.count("recall") == 2
+    recalls = own.items(f"/v1/sessions/{session}/recalls")[-2:]
+    assert [(row["block_id"], row["kind"], row["recomputed"]) for row in recalls] == [
+        (told[0], "question", 0),
+        (told[1], "answer", 0),
+    ]
+    assert [row["resident_after"] - row["resident_before"] for row in recalls] == [row["tokens"] for row in recalls]
+    blocks = own.blocks(session)
+    assert [block["id"] for block in blocks if block["state"] == "resident"][-4:-2] == told
+    # Nothing of it was read again, and nothing is counted twice.
+    usage = last["done"]["usage"]
+    assert usage["prefilled_tokens"] < 30
+    new = sum(block["tokens"] for block in blocks[-2:])
+    assert own.http.get(f"/v1/sessions/{session}").json()["seen_tokens"] == seen + new
+    assert last["done"]["cache"]["seen_tokens"] == seen + new
+    # When the session goes, so does what was kept of it.
+    moves = own.items("/v1/audit/moves")
+    assert own.http.delete(f"/v1/sessions/{session}").status_code == 204
+    gone = own.items("/v1/audit/moves")[len(moves) :]
+    assert {(row["session_id"], row["document_id"], row["target"], row["reason"]) for row in gone} == {
+        (session, None, "dropped", "session_deleted")
+    }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.plan import DoesNotFit, Held, Plan, Wanted, plan_turn
+from app.plan import DoesNotFit, Held, Plan, Referred, Wanted, plan_turn
 
 SYSTEM = Held("sys", "system", 10, 0)
 
@@ -65,6 +65,12 @@ def turns(draw: st.DrawFn, least_spare: int = 0) -> dict[str, Any]:
     names = draw(st.dictionaries(st.sampled_from("abcdefuvwxyz"), sizes, max_size=6))
     question, overhead, max_tokens = draw(st.tuples(sizes, st.integers(0, 20), st.none() | st.integers(1, 100)))
     pinned = held[0].tokens + question + overhead + (max_tokens or 1)
+    known = [
+        Referred(turn, (f"q{turn}", f"a{turn}"), sum(tokens for tokens, _ in parts), True)
+        for turn, parts in exchanges.items()
+        if len(parts) == 2 and turn != latest
+    ]
+    known += [Referred(turn, (f"q{turn}", f"a{turn}"), draw(sizes), False) for turn in (20, 21)]
     return {
         "held": held,
         "wanted": want(*((name, resident.get(name, tokens)) for name, tokens in names.items())),
@@ -73,6 +79,7 @@ def turns(draw: st.DrawFn, least_spare: int = 0) -> dict[str, Any]:
         "answer_overhead": overhead,
         "max_tokens": max_tokens,
         "default_max_tokens": draw(st.integers(1, 300)),
+        "referred": draw(st.lists(st.sampled_from(known), max_size=2, unique_by=lambda exchange: exchange.turn)),
     }
 
 
@@ -85,12 +92,23 @@ class Outcome:
         self.held = {block.id: block for block in turn["held"]}
         self.wanted = {passage.passage_id: passage for passage in turn["wanted"]}
         self.fixed = self.held["sys"].tokens + turn["question_tokens"] + turn["answer_overhead"]
+        # By the rule, told anew: in turn, each that fits into what passages leave beside an eighth for the answer.
+        asked = turn["default_max_tokens"] if turn["max_tokens"] is None else turn["max_tokens"]
+        left = turn["budget"] - self.fixed
+        room = left - min(asked, left, max(1, turn["budget"] // 8))
+        room -= sum(self.wanted[id].tokens for id in self.wanted if id not in self.plan.skipped)
+        self.helping: list[int] = []
+        for exchange in turn["referred"]:
+            if exchange.tokens <= room:
+                room -= exchange.tokens
+                self.helping.append(exchange.turn)
+        self.recalled = [e for e in turn["referred"] if e.turn in self.plan.exchanges]
 
     def used(self, evicted: int) -> int:
         """Tokens in the cache at the answer's first one, had only so many of `evict` left."""
         gone = {id for unit in self.plan.evict[:evicted] for id in unit.blocks}
         stays = sum(block.tokens for block in self.turn["held"] if block.id not in gone)
-        streamed = sum(self.wanted[id].tokens for id in self.plan.stream)
+        streamed = sum(self.wanted[id].tokens for id in self.plan.stream) + sum(e.tokens for e in self.recalled)
         return stays + streamed + self.turn["question_tokens"] + self.turn["answer_overhead"] + 1
 
 
@@ -126,11 +144,12 @@ def test_just_enough_leaves_for_what_is_streamed_the_question_and_one_answer_tok
 def test_every_block_but_the_system_prompt_has_one_place_in_the_order(turn):
     units = [*turn.plan.evict, *turn.plan.reserve]
     assert [unit.rank for unit in units] == list(range(1, len(units) + 1))
-    streamed = {turn.wanted[id].block for id in turn.plan.stream}
+    streamed = {turn.wanted[id].block for id in turn.plan.stream} | {id for e in turn.recalled for id in e.blocks}
     assert sorted(id for unit in units for id in unit.blocks) == sorted(turn.held.keys() - {"sys"} | streamed)
     sizes = {id: block.tokens for id, block in turn.held.items()}
     sizes |= {passage.block: passage.tokens for passage in turn.wanted.values()}
-    assert [unit.tokens for unit in units] == [sum(sizes[id] for id in unit.blocks) for unit in units]
+    sizes |= {exchange.blocks[0]: exchange.tokens for exchange in turn.recalled}
+    assert [unit.tokens for unit in units] == [sum(sizes.get(id, 0) for id in unit.blocks) for unit in units]
     assert all(unit.blocks[0] not in streamed for unit in turn.plan.evict)
 
 
@@ -141,20 +160,24 @@ def test_a_question_and_its_answer_leave_together_and_nothing_else_does(turn):
             number = turn.held[blocks[0]].turn
             assert blocks == tuple(id for id in (f"q{number}", f"a{number}") if id in turn.held)
         else:
-            assert len(blocks) == 1
+            assert len(blocks) == 1 or blocks in [exchange.blocks for exchange in turn.recalled]
 
 
 @given(planned)
-def test_the_order_is_rest_by_score_then_last_exchange_then_wanted_worst_first(turn):
+def test_the_order_is_rest_by_score_then_last_exchange_then_referred_then_wanted_worst_first(turn):
     last = max((block.turn for block in turn.held.values() if block.kind == "question"), default=0)
     best_first = list(turn.wanted)
 
     def place(blocks: tuple[str, ...]) -> tuple[float, ...]:
+        if blocks in [exchange.blocks for exchange in turn.recalled]:
+            return 4, -[exchange.blocks for exchange in turn.recalled].index(blocks)
         if blocks[0] not in turn.held:
-            return 3, -next(i for i, id in enumerate(best_first) if turn.wanted[id].block == blocks[0])
+            return 5, -next(i for i, id in enumerate(best_first) if turn.wanted[id].block == blocks[0])
         unit = [turn.held[id] for id in blocks]
         if unit[0].passage_id in turn.plan.resident:
-            return 2, -best_first.index(unit[0].passage_id)
+            return 3, -best_first.index(unit[0].passage_id)
+        if unit[0].kind == "question" and unit[0].turn in turn.helping:
+            return 2, -turn.helping.index(unit[0].turn)
         if unit[0].kind == "question" and unit[0].turn == last:
             return (1,)
         tokens = sum(block.tokens for block in unit)
@@ -162,6 +185,13 @@ def test_the_order_is_rest_by_score_then_last_exchange_then_wanted_worst_first(t
 
     places = [place(blocks) for blocks in leaving(turn.plan)]
     assert places == sorted(places)
+
+
+@given(planned)
+def test_an_exchange_referred_to_helps_if_it_fits_beside_the_passages(turn):
+    assert turn.plan.exchanges == [e.turn for e in turn.turn["referred"] if e.turn in turn.helping and not e.resident]
+    gone = {id for unit in turn.plan.evict for id in unit.blocks}
+    assert gone.isdisjoint(id for turn_ in turn.helping for id in (f"q{turn_}", f"a{turn_}"))
 
 
 @given(planned)
@@ -197,6 +227,7 @@ def test_an_answer_of_no_stated_length_never_pushes_out_the_passages_of_its_turn
         assert turn.plan.max_tokens == turn.turn["max_tokens"]
         return
     used = sum(turn.wanted[id].tokens for id in [*turn.plan.resident, *turn.plan.stream])
+    used += sum(exchange.tokens for exchange in turn.turn["referred"] if exchange.turn in turn.helping)
     assert turn.plan.max_tokens == min(turn.turn["default_max_tokens"], turn.turn["budget"] - turn.fixed - used)
     assert turn.plan.max_tokens >= 1
 

@@ -159,7 +159,7 @@ CACHE = CacheFigures(
 
 
 def add_turn(store: Store, session_id: str, turn_id: str, **changes: Any) -> int:
-    number: int = put(store, audit.begin_turn, session_id, turn_id, f"question of {turn_id}")
+    number: int = put(store, audit.begin_turn, session_id, turn_id, changes.pop("question", f"question of {turn_id}"))
     columns = {
         "status": "done",
         "finish_reason": "stop",
@@ -684,7 +684,7 @@ def test_migrations_are_applied_once_and_reopening_keeps_rows(tmp_path):
         store = Store(database)
         assert [s.id for s in store.sessions(None, 10).items] == [f"s{i}" for i in reversed(range(n))]
         applied = query(store, "SELECT migration_set, name FROM _sqlite_migrations ORDER BY id")
-        assert applied == [("audit", "create_tables"), ("audit", "create_bank_tables")]
+        assert applied == [("audit", "create_tables"), ("audit", "create_bank_tables"), ("audit", "create_exchanges")]
         add_session(store, f"s{n}")
         add_eviction(store, n)
         database.close()

@@ -39,7 +39,7 @@ def test_the_least_recently_used_goes_down_first(tmp_path: Path) -> None:
     tiers.put("k2", block(2), "doc")
     assert [tiers.where(f"k{i}") for i in range(3)] == ["memory", "disk", "memory"]
     assert said(moves) == [("k1", "memory", "disk", "memory_cap")]
-    assert (moves[0].tokens, moves[0].nbytes, moves[0].document_id) == (TOKENS, SIZE, "doc")
+    assert (moves[0].tokens, moves[0].nbytes, moves[0].owner) == (TOKENS, SIZE, "doc")
     for number in range(3, 6):
         tiers.put(f"k{number}", block(number), "doc")
     assert [tiers.where(f"k{i}") for i in range(6)] == [None, None, "disk", "disk", "memory", "memory"]
@@ -95,15 +95,15 @@ def test_a_documents_k_v_is_gone_from_both_tiers(tmp_path: Path) -> None:
     for number in range(4):
         tiers.put(f"k{number}", block(number), f"doc{number % 2}")
     tiers.get("k1")
-    tiers.remove_document("doc1")
+    tiers.remove("doc1")
     assert sorted(tiers.keys) == ["k0", "k2"]
     assert {path.name.split(".")[1] for path in tmp_path.iterdir()} <= {"doc0"}
-    tiers.keep_documents({"other"})
+    tiers.keep_owners({"other"})
     assert tiers.keys == []
     assert not list(tmp_path.iterdir())
     dropped = [move for move in moves if move.target == "dropped"]
     assert sorted(move.key for move in dropped) == ["k0", "k1", "k2", "k3"]
-    assert {move.reason for move in dropped} == {"document_deleted"}
+    assert {move.reason for move in dropped} == {"deleted"}
 
 
 @pytest.mark.parametrize(("memory", "disk", "where"), [(0, 2, "disk"), (2, 0, "memory"), (0, 0, None)])
