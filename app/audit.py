@@ -1,4 +1,4 @@
-"""The audit database: its tables, what stands in them as values, and every way of writing to them.
+"""The audit database: what stands in its tables as values, and every way of writing to them. See `app.schema`.
 
 Plain SQLite that others can query. Each writing function is run inside one transaction of the writer thread.
 """
@@ -11,110 +11,20 @@ from typing import Any
 
 import msgspec
 import sqlite_utils
-from sqlite_utils.migrations import Migrations
 
 from app.events import Eviction, Recall
-from ingest.jobs import now
-
-migrations = Migrations("audit")
+from ingest.jobs import new_id, now
 
 KINDS = ("system", "question", "answer", "prose", "code", "table", "list")
 STATES = ("resident", "offloaded", "dropped")
 REASONS = ("room_for_turn", "room_for_answer", "document_deleted")
 
-_TABLES = """
-CREATE TABLE sessions (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, title TEXT NOT NULL, system_prompt TEXT NOT NULL,
-    budget_tokens INTEGER NOT NULL, method TEXT NOT NULL, score TEXT NOT NULL, model TEXT NOT NULL,
-    created_at TEXT NOT NULL, updated_at TEXT NOT NULL
-);
-CREATE TABLE turns (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, number INTEGER NOT NULL,
-    status TEXT NOT NULL, finish_reason TEXT, question TEXT NOT NULL, answer TEXT, sources TEXT,
-    usage TEXT, timings TEXT, cache TEXT, problem TEXT, created_at TEXT NOT NULL, finished_at TEXT
-);
-CREATE INDEX turns_of_session ON turns (session_id, seq);
-CREATE TABLE blocks (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, turn_id TEXT,
-    turn INTEGER NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL, tokens INTEGER NOT NULL,
-    document_id TEXT, passage_id TEXT, name TEXT, heading TEXT, score REAL NOT NULL,
-    token_ids BLOB NOT NULL, created_at TEXT NOT NULL, evicted_at TEXT
-);
-CREATE INDEX blocks_of_session ON blocks (session_id, seq);
-CREATE TABLE evictions (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, turn_id TEXT NOT NULL,
-    step INTEGER NOT NULL, block_id TEXT NOT NULL, kind TEXT NOT NULL, document_id TEXT, passage_id TEXT,
-    tokens INTEGER NOT NULL, score REAL NOT NULL, rank INTEGER NOT NULL, reason TEXT NOT NULL,
-    resident_before INTEGER NOT NULL, resident_after INTEGER NOT NULL, bytes_freed INTEGER NOT NULL,
-    outcome TEXT NOT NULL, created_at TEXT NOT NULL
-);
-CREATE INDEX evictions_of_session ON evictions (session_id, seq);
-CREATE TABLE compression (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, turn_id TEXT NOT NULL, step INTEGER NOT NULL,
-    phase TEXT NOT NULL, seen_tokens INTEGER NOT NULL, resident_tokens INTEGER NOT NULL,
-    compression_ratio REAL NOT NULL, budget_tokens INTEGER NOT NULL, kv_bytes INTEGER NOT NULL,
-    blocks INTEGER NOT NULL, created_at TEXT NOT NULL
-);
-CREATE INDEX compression_of_session ON compression (session_id, seq);
-"""
-
-
-_BANK_TABLES = """
-ALTER TABLE blocks ADD COLUMN bank_key TEXT;
-CREATE INDEX blocks_in_bank ON blocks (bank_key) WHERE bank_key IS NOT NULL;
-CREATE TABLE recalls (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, turn_id TEXT NOT NULL,
-    block_id TEXT NOT NULL, kind TEXT NOT NULL, document_id TEXT, passage_id TEXT, tokens INTEGER NOT NULL,
-    origin TEXT NOT NULL, recomputed INTEGER NOT NULL, seconds REAL NOT NULL,
-    resident_before INTEGER NOT NULL, resident_after INTEGER NOT NULL, created_at TEXT NOT NULL
-);
-CREATE INDEX recalls_of_session ON recalls (session_id, seq);
-CREATE TABLE moves (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, bank_key TEXT NOT NULL, document_id TEXT NOT NULL,
-    tokens INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL, target TEXT NOT NULL, reason TEXT NOT NULL,
-    blocks_dropped INTEGER NOT NULL, created_at TEXT NOT NULL
-)
-"""
-
-
-# Also without the turns' own text: `moves` of sessions and system prompts, which are of no document.
-_EXCHANGES_TABLES = """
-CREATE VIRTUAL TABLE exchanges USING fts5(session, question, answer, tokenize = 'porter unicode61 remove_diacritics 2');
-INSERT INTO exchanges (rowid, session, question, answer)
-    SELECT seq, session_id, question, answer FROM turns WHERE status = 'done';
-ALTER TABLE moves RENAME TO old_moves;
-CREATE TABLE moves (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, bank_key TEXT NOT NULL, document_id TEXT,
-    session_id TEXT, tokens INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL, target TEXT NOT NULL,
-    reason TEXT NOT NULL, blocks_dropped INTEGER NOT NULL, created_at TEXT NOT NULL
-);
-INSERT INTO moves SELECT seq, id, bank_key, document_id, NULL, tokens, bytes, source, target, reason, blocks_dropped,
-    created_at FROM old_moves;
-DROP TABLE old_moves
-"""
-
-
-@migrations()
-def create_tables(db: sqlite_utils.Database) -> None:
-    # One by one: executescript would commit the migration's transaction first.
-    for statement in _TABLES.split(";"):
-        db.execute(statement)
-
-
-@migrations()
-def create_bank_tables(db: sqlite_utils.Database) -> None:
-    for statement in _BANK_TABLES.split(";"):
-        db.execute(statement)
-
-
-@migrations()
-def create_exchanges(db: sqlite_utils.Database) -> None:
-    for statement in _EXCHANGES_TABLES.split(";"):
-        db.execute(statement)
-
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A session. turns: committed ones. resident_tokens, seen_tokens: of its cache, by its block table."""
+    """A session. turns: committed ones. resident_tokens, seen_tokens: of its cache, by its block table.
+
+    forked_from: the session that it began as a copy of.
+    """
 
     id: str
     title: str
@@ -125,6 +35,7 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created_at: str
     updated_at: str
+    forked_from: str | None = None
     turns: int = 0
     resident_tokens: int = 0
     seen_tokens: int = 0
@@ -184,10 +95,10 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompressionPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The cache at one moment. compression_ratio: seen / resident.
+    """The cache at one moment. compression_ratio: seen / resident. kv_bytes: 0 if no turn was at work.
 
-    phase: "prefill" (passages were read), "recall", "eviction", "turn_end", or "rolled_back" (the process had stopped
-        in a turn).
+    phase: "prefill" (passages were read), "recall", "eviction", "turn_end", "rolled_back" (the process had stopped in a
+        turn), or "forked" (the session began as a copy).
     """
 
     turn_id: str
@@ -214,7 +125,7 @@ def unpack(blob: bytes) -> list[int]:
 
 SESSION = """
     SELECT s.seq, s.id, s.title, s.system_prompt, s.budget_tokens, s.method, s.score, s.model, s.created_at,
-        s.updated_at,
+        s.updated_at, s.forked_from,
         (SELECT count(*) FROM turns t WHERE t.session_id = s.id AND t.status = 'done') AS turns,
         (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id AND b.state = 'resident')
             AS resident_tokens,
@@ -234,24 +145,7 @@ def recover(db: sqlite_utils.Database) -> int:
             "UPDATE turns SET status = 'failed', problem = ?, finished_at = ? WHERE id = ?",
             [problem, now(), turn["id"]],
         )
-        (session,) = db.query(f"{SESSION} WHERE s.id = ?", [turn["session_id"]])
-        resident, seen = session["resident_tokens"], session["seen_tokens"]
-        (blocks,) = _one(
-            db, "SELECT count(*) FROM blocks WHERE session_id = ? AND state = 'resident'", [turn["session_id"]]
-        )
-        point = CompressionPoint(
-            turn_id=turn["id"],
-            step=0,
-            phase="rolled_back",
-            seen_tokens=seen,
-            resident_tokens=resident,
-            compression_ratio=seen / resident if resident else 1.0,
-            budget_tokens=session["budget_tokens"],
-            kv_bytes=0,
-            blocks=blocks,
-            created_at=now(),
-        )
-        insert_point(db, turn["session_id"], point)
+        _insert_point_of_blocks(db, turn["session_id"], turn["id"], "rolled_back")
     return len(lost)
 
 
@@ -269,6 +163,34 @@ def delete_session(db: sqlite_utils.Database, session_id: str) -> None:
     db.execute("DELETE FROM exchanges WHERE rowid IN (SELECT seq FROM turns WHERE session_id = ?)", [session_id])
     for table, column in (("sessions", "id"), ("turns", "session_id"), ("blocks", "session_id")):
         db.execute(f"DELETE FROM {table} WHERE {column} = ?", [session_id])
+
+
+def fork_session(db: sqlite_utils.Database, session: SessionRecord) -> dict[str, str]:
+    """Record `session` as a copy of the one it says it is forked from: history, blocks that can be had, scores.
+
+    Returns what each block of the old one is called in the new one.
+    """
+    old = session.forked_from
+    row = msgspec.to_builtins(session)
+    for derived in ("turns", "resident_tokens", "seen_tokens"):
+        del row[derived]
+    db.table("sessions").insert(row)
+    turns: dict[str, str] = {}
+    for turn in list(db.query("SELECT * FROM turns WHERE session_id = ? AND status = 'done' ORDER BY seq", [old])):
+        turns[turn["id"]] = new_id("trn")
+        copy = {**turn, "id": turns[turn["id"]], "session_id": session.id}
+        del copy["seq"]
+        db.table("turns").insert(copy)
+        _index_exchange(db, copy["id"])
+    names: dict[str, str] = {}
+    for block in list(db.query("SELECT * FROM blocks WHERE session_id = ? ORDER BY seq", [old])):
+        names[block["id"]] = new_id("blk")
+        changed = {"id": names[block["id"]], "session_id": session.id, "turn_id": turns.get(block["turn_id"])}
+        copy = {**block, **changed}
+        del copy["seq"]
+        db.table("blocks").insert(copy)
+    _insert_point_of_blocks(db, session.id, "", "forked")
+    return names
 
 
 def begin_turn(db: sqlite_utils.Database, session_id: str, turn_id: str, question: str) -> int:
@@ -319,15 +241,20 @@ def end_turn(
     db.execute(f"UPDATE turns SET {settings} WHERE id = ?", [*values.values(), time, turn_id])
     insert_blocks(db, session_id, blocks)
     if blocks:
-        db.execute(
-            """INSERT INTO exchanges (rowid, session, question, answer)
-               SELECT seq, session_id, question, answer FROM turns WHERE id = ?""",
-            [turn_id],
-        )
+        _index_exchange(db, turn_id)
     for block_id, score in scores.items():
         db.execute("UPDATE blocks SET score = ? WHERE id = ?", [score, block_id])
     db.execute("UPDATE sessions SET updated_at = ? WHERE id = ?", [time, session_id])
     insert_point(db, session_id, point)
+
+
+def _index_exchange(db: sqlite_utils.Database, turn_id: str) -> None:
+    """Let a turn be found when a later one refers back to it."""
+    db.execute(
+        """INSERT INTO exchanges (rowid, session, question, answer)
+           SELECT seq, session_id, question, answer FROM turns WHERE id = ?""",
+        [turn_id],
+    )
 
 
 def insert_blocks(db: sqlite_utils.Database, session_id: str, blocks: Sequence[StoredBlock]) -> None:
@@ -356,6 +283,50 @@ def insert_eviction(
         [eviction.outcome, eviction.score, eviction.created_at, bank_key, eviction.block_id],
     )
     insert_point(db, eviction.session_id, point)
+
+
+def evict_document(
+    db: sqlite_utils.Database, document_id: str, sessions: Sequence[str] | None, busy: Sequence[str]
+) -> list[str]:
+    """Record that a deleted document's blocks left sessions that no turn is at work in. Returns those sessions.
+
+    sessions: which; None for all but the `busy` ones. The rows are of each session's last turn.
+    """
+    where = "document_id = ? AND state = 'resident' AND session_id NOT IN (SELECT value FROM json_each(?))"
+    bound: list[Any] = [document_id, json.dumps(list(busy))]
+    if sessions is not None:
+        where, bound = f"{where} AND session_id IN (SELECT value FROM json_each(?))", [*bound, json.dumps(sessions)]
+    left: dict[str, None] = {}
+    for rank, block in enumerate(list(db.query(f"SELECT * FROM blocks WHERE {where} ORDER BY seq", bound)), start=1):
+        session_id = block["session_id"]
+        left[session_id] = None
+        (resident,) = _one(
+            db, "SELECT sum(tokens) FROM blocks WHERE session_id = ? AND state = 'resident'", [session_id]
+        )
+        (turn_id,) = _one(db, "SELECT id FROM turns WHERE session_id = ? ORDER BY seq DESC LIMIT 1", [session_id])
+        row = Eviction(
+            id=new_id("evi"),
+            session_id=session_id,
+            turn_id=turn_id,
+            step=0,
+            block_id=block["id"],
+            kind=block["kind"],
+            document_id=document_id,
+            passage_id=block["passage_id"],
+            tokens=block["tokens"],
+            score=block["score"],
+            rank=rank,
+            reason="document_deleted",
+            resident_before=resident,
+            resident_after=resident - block["tokens"],
+            bytes_freed=0,
+            outcome="dropped",
+            created_at=now(),
+        )
+        db.table("evictions").insert(msgspec.to_builtins(row))
+        db.execute("UPDATE blocks SET state = 'dropped', evicted_at = ? WHERE id = ?", [row.created_at, block["id"]])
+        _insert_point_of_blocks(db, session_id, turn_id, "eviction")
+    return list(left)
 
 
 def insert_arrivals(
@@ -401,6 +372,26 @@ def drop_offloaded(db: sqlite_utils.Database, kept: Sequence[str]) -> int:
 def insert_point(db: sqlite_utils.Database, session_id: str, point: CompressionPoint) -> None:
     """Add to the compression series."""
     db.table("compression").insert({"session_id": session_id, **msgspec.to_builtins(point)})
+
+
+def _insert_point_of_blocks(db: sqlite_utils.Database, session_id: str, turn_id: str, phase: str) -> None:
+    """Add what the block table says of a session to its compression series; its K/V may not be in memory."""
+    (session,) = db.query(f"{SESSION} WHERE s.id = ?", [session_id])
+    (blocks,) = _one(db, "SELECT count(*) FROM blocks WHERE session_id = ? AND state = 'resident'", [session_id])
+    resident, seen = session["resident_tokens"], session["seen_tokens"]
+    point = CompressionPoint(
+        turn_id=turn_id,
+        step=0,
+        phase=phase,
+        seen_tokens=seen,
+        resident_tokens=resident,
+        compression_ratio=seen / resident if resident else 1.0,
+        budget_tokens=session["budget_tokens"],
+        kv_bytes=0,
+        blocks=blocks,
+        created_at=now(),
+    )
+    insert_point(db, session_id, point)
 
 
 def _one(db: sqlite_utils.Database, sql: str, bound: list[Any]) -> tuple[Any, ...]:

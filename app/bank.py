@@ -28,6 +28,7 @@ class Bank:
     """K/V of passages by what it depends on: model, system prompt and the passage's tokens.
 
     prefill_step: most tokens of a forward pass. recompute: first tokens of a passage that each session reads anew.
+    deleted: documents of which nothing is kept any more.
     """
 
     def __init__(self, model: LoadedModel, store: TieredStore, *, prefill_step: int, recompute: int) -> None:
@@ -36,7 +37,7 @@ class Bank:
         self._model = model
         self._prefill_step = prefill_step
         self._prefixes: dict[bytes, Session] = {}
-        self._deleted: set[str] = set()
+        self.deleted: set[str] = set()
 
     @property
     def enabled(self) -> bool:
@@ -83,13 +84,13 @@ class Bank:
             if "passage" in prefix.block_ids:
                 prefix.rewind("passage")
             self._give_back(system, prefix)
-        if document_id not in self._deleted:
+        if document_id not in self.deleted:
             self.store.put(key, kv, document_id)
         return kv
 
     def remove_document(self, document_id: str) -> None:
         """Forget a document's passages, now and if a turn that still has them is at work."""
-        self._deleted.add(document_id)
+        self.deleted.add(document_id)
         self.store.remove(document_id)
 
     def _take_prefix(self, system: Sequence[int], room: int) -> Generator[int, None, Session]:

@@ -6,6 +6,8 @@ import asyncio
 import time
 from http import HTTPStatus
 
+import msgspec
+
 from app import audit
 from app.audit import SessionRecord
 from app.changes import Candidate, TurnRequest
@@ -13,12 +15,12 @@ from app.engine import Engine, TurnHandle
 from app.exchanges import Exchange, referred
 from app.live import new_block
 from app.problems import Problem, invalid
-from app.requests import AskBody, SessionBody
+from app.requests import AskBody, ForkBody, SessionBody
 from app.settings import Settings
 from app.store import Store
 from ingest.database import Database
 from ingest.errors import NotFound
-from ingest.jobs import new_id
+from ingest.jobs import new_id, now
 from ingest.library import Library
 from ingest.records import StoredPassage
 from kv.model import LoadedModel
@@ -28,6 +30,7 @@ DEFAULT_SYSTEM_PROMPT = (
 )
 _DEFAULT_MAX_TOKENS = 256
 _RETRY_SECONDS = "5"
+_BEGIN_SECONDS = 0.01
 
 
 class ChatService:
@@ -81,17 +84,40 @@ class ChatService:
         await asyncio.wrap_future(self._database.write(lambda db: audit.insert_session(db, session, system)))
         return await asyncio.to_thread(self.store.session, session.id)
 
+    async def fork(self, session_id: str, body: ForkBody) -> SessionRecord:
+        """Create a session that begins as a copy of one. Raises NotFound, or Problem 409 while that one answers."""
+        parent = await asyncio.to_thread(self.store.session, session_id)
+        self._claim(session_id)
+        try:
+            created_at = now()
+            child = msgspec.structs.replace(
+                parent,
+                id=new_id("ses"),
+                title=parent.title if body.title is None else body.title,
+                forked_from=parent.id,
+                created_at=created_at,
+                updated_at=created_at,
+            )
+            names = await asyncio.wrap_future(self._database.write(lambda db: audit.fork_session(db, child)))
+            await asyncio.wrap_future(self._engine.fork(parent, child, names))
+        finally:
+            self._release(session_id)
+        return await asyncio.to_thread(self.store.session, child.id)
+
     async def delete(self, session_id: str) -> None:
         """Cancel what the session is doing and delete it. Raises NotFound."""
         await asyncio.to_thread(self.store.session, session_id)
-        if handle := self._active.get(session_id):
+        if handle := await self._at_work(session_id):
             handle.cancel()
             await handle.wait()
         await asyncio.wrap_future(self._engine.forget(session_id))
         await asyncio.wrap_future(self._database.write(lambda db: audit.delete_session(db, session_id)))
 
     async def forget_document(self, document_id: str) -> None:
-        """Drop the K/V of a document that has been deleted. Sessions evict its blocks at their next message."""
+        """Drop the K/V of a document that has been deleted, in the bank and in sessions.
+
+        Sessions that are answering evict its blocks when they are done.
+        """
         await asyncio.wrap_future(self._engine.forget_document(document_id))
         # What that wrote to the log is committed when this is, since writes go in turn.
         await asyncio.wrap_future(self._database.write(lambda _: None))
@@ -99,12 +125,18 @@ class ChatService:
     async def cancel(self, session_id: str) -> bool:
         """Stop the session's turn and wait until it has. Returns whether there was one. Raises NotFound."""
         await asyncio.to_thread(self.store.session, session_id)
-        handle = self._active.get(session_id)
+        handle = await self._at_work(session_id)
         if handle is None:
             return False
         handle.cancel()
         await handle.wait()
         return True
+
+    async def _at_work(self, session_id: str) -> TurnHandle | None:
+        """The session's turn, waited for if it has been claimed and not begun."""
+        while session_id in self._active and self._active[session_id] is None:
+            await asyncio.sleep(_BEGIN_SECONDS)
+        return self._active.get(session_id)
 
     def cancel_all(self) -> None:
         """Stop every turn and refuse new ones, so that the server can end. Safe from a signal handler."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import mlx.core as mx
 import structlog
 
 from app import audit
-from app.audit import Move
+from app.audit import Move, SessionRecord
 from app.bank import SYSTEM, Bank
 from app.changes import TurnRequest
 from app.events import Done, Event, Failed
@@ -163,8 +164,25 @@ class Engine:
         return self._call(forget)
 
     def forget_document(self, document_id: str) -> Future[None]:
-        """Drop a document's K/V from the bank."""
-        return self._call(lambda: self._passages().remove_document(document_id))
+        """Drop a deleted document's K/V from the bank, and its blocks from every session.
+
+        Sessions in which a turn is at work are dealt with when it is over.
+        """
+
+        def forget() -> None:
+            self._passages().remove_document(document_id)
+            self._evict_document(document_id)
+
+        return self._call(forget)
+
+    def fork(self, parent: SessionRecord, child: SessionRecord, names: Mapping[str, str]) -> Future[None]:
+        """Let a session that was recorded as a fork share its parent's K/V. names: as `Session.fork` takes them."""
+
+        def fork() -> None:
+            self._live().fork(parent, child, names)
+            self._shrink()
+
+        return self._call(fork)
 
     def keep_owners(self, known: Set[str]) -> Future[None]:
         """Drop K/V from the bank that is of none of these documents and sessions."""
@@ -326,6 +344,14 @@ class Engine:
         except Exception as error:
             self._fail(handle, error)
 
+    def _evict_document(self, document_id: str, sessions: Sequence[str] | None = None) -> None:
+        """Evict a deleted document's blocks from these sessions, or from all in which no turn is at work."""
+        busy = [handle.request.session.id for handle in self._running]
+        write = partial(audit.evict_document, document_id=document_id, sessions=sessions, busy=busy)
+        # Waited for: what is read of a session from now on is as it is after this.
+        for session_id in self._database.write(write).result():
+            self._live().evict_document(session_id, document_id)
+
     def _fail(self, handle: TurnHandle, error: Exception) -> None:
         request = handle.request
         log.error("turn failed", session_id=request.session.id, turn_id=request.turn_id, exc_info=error)
@@ -338,5 +364,8 @@ class Engine:
 
     def _end(self, handle: TurnHandle) -> None:
         self._running.pop(handle, None)
+        for document_id in self._live().documents(handle.request.session.id) & self._passages().deleted:
+            # Deleted while the turn was at work.
+            self._evict_document(document_id, [handle.request.session.id])
         handle.finish()
         self._shrink()

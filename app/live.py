@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -77,25 +78,28 @@ class LiveSessions:
         """The session: from memory, from its snapshot, or from SQLite, whose blocks are stale until restored."""
         session = self._sessions.pop(record.id, None)
         if session is None:
-            stored = self._store.resident(record.id)
-            cache = self._snapshots.take(record.id, partial(self._load, [block.record.id for block in stored]))
-            whole = cache is not None
-            session = LiveSession(
-                record=record,
-                cache=cache or self._fresh(record),
-                system=next(block.token_ids for block in stored if block.record.kind == "system"),
-                blocks={block.record.id: block.record for block in stored},
-                seen_tokens=record.seen_tokens,
-                stale={} if whole else {block.record.id: block.token_ids for block in stored},
-                bank_keys={block.record.id: block.bank_key for block in stored if block.bank_key},
-                offloaded={
-                    block.record.passage_id: block.record
-                    for block in self._store.offloaded(record.id)
-                    if block.record.passage_id
-                },
-            )
+            resident = [block.record.id for block in self._store.resident(record.id)]
+            session = self._session(record, self._snapshots.take(record.id, partial(self._load, resident)))
         self._sessions[record.id] = session
         return session
+
+    def _session(self, record: SessionRecord, cache: Session | None) -> LiveSession:
+        """A session as SQLite has it. cache: what holds its blocks; None if all must be restored."""
+        stored = self._store.resident(record.id)
+        return LiveSession(
+            record=record,
+            cache=cache or self._fresh(record),
+            system=next(block.token_ids for block in stored if block.record.kind == "system"),
+            blocks={block.record.id: block.record for block in stored},
+            seen_tokens=record.seen_tokens,
+            stale={block.record.id: block.token_ids for block in stored} if cache is None else {},
+            bank_keys={block.record.id: block.bank_key for block in stored if block.bank_key},
+            offloaded={
+                block.record.passage_id: block.record
+                for block in self._store.offloaded(record.id)
+                if block.record.passage_id
+            },
+        )
 
     def _fresh(self, record: SessionRecord) -> Session:
         return Session(
@@ -108,9 +112,37 @@ class LiveSessions:
     def _load(self, resident: list[str], path: Path, expected: str) -> Session:
         """The session in a snapshot. Raises ValueError if it is not as SQLite has it: the process stopped in a turn."""
         session = Session.load(self._model, path, path.name.partition(".")[0], expected)
+        for block_id in set(session.block_ids) - set(resident):
+            # Its document was deleted since. Or the process stopped in a turn: then what that brought in is missing.
+            session.evict(block_id)
         if (held := session.block_ids) != resident:
             raise ValueError(f"{path.name}: holds {len(held)} blocks, which are not the {len(resident)} of the session")
         return session
+
+    def documents(self, session_id: str) -> set[str]:
+        """Documents of the resident blocks of a session in memory."""
+        session = self._sessions.get(session_id)
+        return {block.document_id for block in session.blocks.values() if block.document_id} if session else set()
+
+    def evict_document(self, session_id: str, document_id: str) -> None:
+        """Evict a document's blocks from a session in memory, after SQLite says that they left."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            return
+        for block_id in [id for id, block in session.blocks.items() if block.document_id == document_id]:
+            del session.blocks[block_id]
+            session.bank_keys.pop(block_id, None)
+            if session.stale.pop(block_id, None) is None:
+                session.cache.evict(block_id)
+
+    def fork(self, parent: SessionRecord, child: SessionRecord, names: Mapping[str, str]) -> None:
+        """Let `child`, a fork by SQLite's books, hold what `parent` holds. names: of the parent's blocks in the fork.
+
+        What of the parent must be read again, the fork reads for itself.
+        """
+        session = self.get(parent)
+        if not session.stale:
+            self._sessions[child.id] = self._session(child, session.cache.fork(names))
 
     def drop(self, session_id: str) -> None:
         """Free a session's K/V, in memory and on disk."""

@@ -61,12 +61,21 @@ class SessionBody(_Body):
     score: str = "attn_mass"
 
     def __post_init__(self) -> None:
-        if len(self.title) > _MAX_TITLE_CHARS:
-            raise ValueError(f"title: {len(self.title)} characters, the limit is {_MAX_TITLE_CHARS}")
+        _check_title(self.title)
         _one_of("method", self.method, ("chunkkv",))
         _one_of("score", self.score, ("attn_mass", "key_norm"))
         if self.budget_tokens is not None:
             _between("budget_tokens", self.budget_tokens, 1, 1_000_000)
+
+
+class ForkBody(_Body):
+    """A session that begins as a copy of another. title: the other's, if absent."""
+
+    title: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.title is not None:
+            _check_title(self.title)
 
 
 class AskBody(_Body):
@@ -104,6 +113,11 @@ class AskBody(_Body):
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+def _check_title(title: str) -> None:
+    if len(title) > _MAX_TITLE_CHARS:
+        raise ValueError(f"title: {len(title)} characters, the limit is {_MAX_TITLE_CHARS}")
 
 
 def _between(field: str, value: int, least: int, most: int) -> None:

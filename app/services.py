@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import structlog
 
-from app import audit
+from app import audit, schema
 from app.chat import ChatService
 from app.engine import Engine
 from app.problems import Problem
@@ -43,7 +43,7 @@ class Boot:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         settings.folder.mkdir(parents=True, exist_ok=True)
-        self._audit = Database(settings.folder / "audit.db", audit.migrations)
+        self._audit = Database(settings.folder / "audit.db", schema.migrations)
         self._documents = Database(settings.folder / "library.db", ingest_migrations)
         self._engine: Engine | None = None
         self._services: Services | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -135,6 +135,10 @@ class CacheGroup:
     def pin(self, block: str, pinned: bool) -> None:
         """Pin or unpin a resident block."""
         self._held.table().pin(block, pinned)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give each resident block another name. Raises KeyError for a block that `names` does not have."""
+        self._held.table().rename(names)
 
     def set_relevance(self, block: str, relevance: float) -> None:
         """Give a resident block the caller's score. Raises KeyError if it is not resident, or ValueError."""

@@ -5,7 +5,8 @@ The caller says which blocks to stream and which to evict; nothing is evicted be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,17 @@ class Session:
         # Now, not when they are first used: the file may be gone by then.
         mx.eval([cache.arrays for cache in caches])
         return session
+
+    def fork(self, names: Mapping[str, str]) -> Session:
+        """A session that holds the same and goes its own way. K/V is shared until either of the two stores something.
+
+        names: what each resident block is called in the fork. Raises KeyError if one is missing.
+        """
+        fork = copy.copy(self)
+        fork._caches = [cache.copied() for cache in self._caches]
+        fork._group = fork._caches[0].group
+        fork._group.rename(names)
+        return fork
 
     # What is held
 

@@ -7,7 +7,7 @@ grid laid over undeclared text. It is resident whole or evicted whole; no other 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from numbers import Real
@@ -139,6 +139,12 @@ class UnitTable:
         except ValueError:
             unit.pinned = before
             raise
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give each resident block the name that `names` has for it. Raises KeyError for a block without one."""
+        new = [None if unit.block is None else names[unit.block] for unit in self.units]
+        for unit, name in zip(self.units, new, strict=True):
+            unit.block = name
 
     # Streaming
 

@@ -143,7 +143,7 @@ class DocumentController(Controller):
 
     @delete("/documents/{document_id:str}")
     async def remove(self, services: NamedDependency[Services], document_id: FromPath[str]) -> None:
-        """Delete a document and its passages. Its blocks leave each session at that session's next message."""
+        """Delete a document, its passages, and its blocks in every session; one that is answering lets go when done."""
         await asyncio.to_thread(services.library.delete, document_id)
         await services.chat.forget_document(document_id)
 

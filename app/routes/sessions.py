@@ -18,7 +18,7 @@ from app.engine import TurnHandle
 from app.events import Done, Event, Eviction, Failed, Recall, Retrieval
 from app.plan import DoesNotFit
 from app.problems import Problem, invalid
-from app.requests import AskBody, SessionBody
+from app.requests import AskBody, ForkBody, SessionBody
 from app.routes.audit import eviction_filter
 from app.services import Services
 from app.sse import EventStream, frames
@@ -48,6 +48,16 @@ class SessionController(Controller):
     async def session(self, services: NamedDependency[Services], session_id: FromPath[str]) -> SessionRecord:
         """One session."""
         return await asyncio.to_thread(services.store.session, session_id)
+
+    @post("/{session_id:str}/fork")
+    async def fork(
+        self, services: NamedDependency[Services], session_id: FromPath[str], data: JSONBody[ForkBody]
+    ) -> SessionRecord:
+        """Create a session that begins as a copy: history, blocks and cache. `{}` keeps the title.
+
+        It shares the other's K/V until either goes on. Evictions stay in the log of the session they happened in.
+        """
+        return await services.chat.fork(session_id, data)
 
     @delete("/{session_id:str}")
     async def remove(self, services: NamedDependency[Services], session_id: FromPath[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app import audit
+from app import audit, schema
 from app.exchanges import referred
 from app.store import Store
 from ingest.database import Database
@@ -25,7 +25,7 @@ SAID = [
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "audit.db", audit.migrations)
+    database = Database(tmp_path / "audit.db", schema.migrations)
     yield database
     database.close()
 
@@ -89,18 +89,18 @@ def test_what_is_gone_is_not_referred_to(database: Database) -> None:
 
 def test_turns_of_an_older_database_are_found(tmp_path: Path) -> None:
     path = tmp_path / "audit.db"
-    database = Database(path, audit.migrations)
+    database = Database(path, schema.migrations)
     tell(database, "s1", SAID)
     for statement in (
         "DROP TABLE exchanges",
         "DROP TABLE moves",
-        *audit._BANK_TABLES.split(";")[4:],
+        *schema._BANK_TABLES.split(";")[4:],
         "INSERT INTO moves VALUES (7, 'm', 'k', 'doc_1', 3, 4, 'disk', 'dropped', 'disk_cap', 0, 'now')",
         "DELETE FROM _sqlite_migrations WHERE name = 'create_exchanges'",
     ):
         put(Store(database), lambda db, statement=statement: db.execute(statement))
     database.close()
-    database = Database(path, audit.migrations)
+    database = Database(path, schema.migrations)
     assert [exchange.turn for exchange in referred(database, "s1", "What is my dog called?")] == [1]
     (move,) = Store(database).moves("doc_1", None, 10).items
     assert (move.session_id, move.tokens, move.bytes, move.reason) == (None, 3, 4, "disk_cap")

@@ -258,20 +258,95 @@ def test_characters_of_many_tokens_are_never_torn(service: Service, question: st
     assert any(ord(character) > 127 for character in done(events)["content"]), "the model said no such character"
 
 
-def test_a_deleted_document_leaves_at_the_next_message(tmp_path: Path) -> None:
+def test_a_deleted_document_leaves_every_session_at_once(tmp_path: Path) -> None:
     service = Service(tmp_path)
     document, other = service.ingest(*towns()[:2])
-    session = service.session()
     question = "When does the ferry to Bodo leave?"
-    assert "6:15" in service.tell(session, question, top_k=1, max_tokens=20).json()["content"]
+    on_disk, in_memory, busy = (service.session() for _ in range(3))
+    assert "6:15" in service.tell(on_disk, question, top_k=1, max_tokens=20).json()["content"]
+    service.stop()
+    service.start()
+    held = service.tell(in_memory, question, top_k=1, max_tokens=8).json()["cache"]
+    answering = service.ask(busy, question, top_k=1, max_tokens=40)
+    assert "token" in (event for event, _ in answering)
     assert service.http.delete(f"/v1/documents/{document}").status_code == 204
-    end = service.tell(session, question, top_k=4, max_tokens=8).json()
-    assert {source["document_id"] for source in end["sources"]} == {other}
-    (row,) = end["evictions"]
-    assert (row["document_id"], row["reason"]) == (document, "document_deleted")
-    assert service.items(f"/v1/sessions/{session}/evictions") == [row]
-    assert [b["state"] for b in service.blocks(session) if b["document_id"] == document] == ["dropped"]
+
+    for session in (on_disk, in_memory):
+        (row,) = service.items(f"/v1/sessions/{session}/evictions")
+        assert (row["document_id"], row["reason"], row["outcome"]) == (document, "document_deleted", "dropped")
+        assert row["resident_after"] == service.http.get(f"/v1/sessions/{session}").json()["resident_tokens"]
+        assert row["turn_id"] == service.items(f"/v1/sessions/{session}/messages")[-1]["turn_id"]
+        last = service.items(f"/v1/sessions/{session}/compression")[-1]
+        assert (last["phase"], last["resident_tokens"]) == ("eviction", row["resident_after"])
+    assert row["resident_before"] == held["resident_tokens"]
+    # The one that was answering from it lets go once it is done.
+    assert service.items(f"/v1/sessions/{busy}/evictions") == []
+    assert done(list(answering))["finish_reason"] in ("stop", "length")
+    assert [row["reason"] for row in service.items(f"/v1/sessions/{busy}/evictions")] == ["document_deleted"]
+    for session in (on_disk, in_memory, busy):
+        assert [b["state"] for b in service.blocks(session) if b["document_id"] == document] == ["dropped"]
+        resident = service.http.get(f"/v1/sessions/{session}").json()["resident_tokens"]
+        end = service.tell(session, question, top_k=4, max_tokens=8).json()
+        assert {source["document_id"] for source in end["sources"]} == {other}
+        # Nothing was read again: what was on disk gave up just that block.
+        assert end["usage"]["cached_tokens"] >= resident
+        assert end["evictions"] == []
+    assert "refused" not in service.log_path.read_text()
     assert service.http.delete(f"/v1/documents/{document}").status_code == 404
+    service.stop()
+
+
+def test_a_fork_goes_on_from_where_its_origin_was(service: Service) -> None:
+    origin = service.session(title="One", budget_tokens=512)
+    service.tell(origin, "When does the ferry to Narva leave?", top_k=1, max_tokens=12)
+    made = service.http.post(f"/v1/sessions/{origin}/fork", json={"title": "Two"})
+    assert made.status_code == 201
+    fork = made.json()
+    parent = service.http.get(f"/v1/sessions/{origin}").json()
+    assert (fork["title"], fork["forked_from"], parent["forked_from"]) == ("Two", origin, None)
+    alike = ("budget_tokens", "resident_tokens", "seen_tokens", "turns", "system_prompt")
+    assert {name: fork[name] for name in alike} == {name: parent[name] for name in alike}
+    history = [(m["role"], m["content"]) for m in service.items(f"/v1/sessions/{origin}/messages")]
+    assert [(m["role"], m["content"]) for m in service.items(f"/v1/sessions/{fork['id']}/messages")] == history
+    assert [point["phase"] for point in service.items(f"/v1/sessions/{fork['id']}/compression")] == ["forked"]
+    ids = [{block["id"] for block in service.blocks(session)} for session in (origin, fork["id"])]
+    assert ids[0].isdisjoint(ids[1])
+
+    answers = []
+    for session in (fork["id"], origin):
+        end = service.tell(session, "From which pier?", top_k=0, max_tokens=12).json()
+        assert end["usage"]["cached_tokens"] == parent["resident_tokens"]
+        answers.append(end["content"])
+    assert answers[0] == answers[1]
+    # Each goes its own way, and outlives the other.
+    service.tell(fork["id"], "My cat is called Olga.", top_k=0, max_tokens=4)
+    assert service.http.delete(f"/v1/sessions/{origin}").status_code == 204
+    assert "Olga" in service.tell(fork["id"], "What is my cat called?", top_k=0, max_tokens=12).json()["content"]
+    again = service.http.post(f"/v1/sessions/{fork['id']}/fork", json={}).json()
+    assert again["title"] == "Two"
+    assert service.http.post(f"/v1/sessions/{origin}/fork", json={}).status_code == 404
+    refused = service.http.post(f"/v1/sessions/{again['id']}/fork", json={"title": "x" * 201})
+    assert (refused.status_code, refused.json()["detail"]) == (422, "title: 201 characters, the limit is 200")
+    answering = service.ask(again["id"], LONG, top_k=0, max_tokens=100)
+    next(answering)
+    assert service.http.post(f"/v1/sessions/{again['id']}/fork", json={}).status_code == 409
+    answering.close()
+
+
+def test_a_fork_of_a_session_that_waits_on_disk(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    origin = service.session()
+    told = service.tell(origin, "My cat is called Olga.", top_k=0, max_tokens=8).json()
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        service.stop(how)
+        service.start()
+        fork = service.http.post(f"/v1/sessions/{origin}/fork", json={}).json()["id"]
+        events = list(service.ask(fork, "What is my cat called?", top_k=0, max_tokens=12))
+        assert "Olga" in text_of(events)
+        # From disk as it was; after a crash, by reading it again, but for the system prompt, which the bank has.
+        restored = next(data["restored"] for event, data in events if event == "prefill")
+        (system,) = service.blocks(fork, kind="system")
+        assert restored == (told["cache"]["resident_tokens"] - system["tokens"] if how is signal.SIGKILL else 0)
     service.stop()
 
 

@@ -13,7 +13,7 @@ import sqlite_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import audit
+from app import audit, schema
 from app.audit import BlockRecord, CompressionPoint, SessionRecord, StoredBlock, pack, unpack
 from app.events import CacheFigures, Eviction, Source, Timings, Usage
 from app.store import EvictionFilter, Store
@@ -25,7 +25,7 @@ TIME = "2026-01-31T12:00:00.000Z"
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "audit.db", audit.migrations)
+    database = Database(tmp_path / "audit.db", schema.migrations)
     yield database
     database.close()
 
@@ -514,7 +514,7 @@ DAYS = [f"2026-02-{day:02}T12:00:00.000Z" for day in (1, 2, 3)]
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """An eviction for each way to choose, in an order in which no column is sorted."""
-    database = Database(tmp_path_factory.mktemp("log") / "audit.db", audit.migrations)
+    database = Database(tmp_path_factory.mktemp("log") / "audit.db", schema.migrations)
     rows = list(itertools.product(*FILTERS.values(), DAYS))
     rows = [rows[n * 7 % len(rows)] for n in range(len(rows))]
 
@@ -680,7 +680,7 @@ def test_deleting_a_session_keeps_its_evictions_and_compression_but_none_of_its_
 def test_migrations_are_applied_once_and_reopening_keeps_rows(tmp_path):
     path = tmp_path / "audit.db"
     for n in range(3):
-        database = Database(path, audit.migrations)
+        database = Database(path, schema.migrations)
         store = Store(database)
         assert [s.id for s in store.sessions(None, 10).items] == [f"s{i}" for i in reversed(range(n))]
         applied = query(store, "SELECT migration_set, name FROM _sqlite_migrations ORDER BY id")
