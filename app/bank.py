@@ -17,9 +17,6 @@ from kv.blockkv import BlockKV
 from kv.model import LoadedModel
 from kv.session import NewBlock, Session
 
-# System prompts behind which passages can be computed at once.
-_PREFIXES = 4
-
 # What stands in place of a document for the K/V of system prompts.
 SYSTEM = "system"
 
@@ -36,7 +33,6 @@ class Bank:
         self.store = store
         self._model = model
         self._prefill_step = prefill_step
-        self._prefixes: dict[bytes, Session] = {}
         self.deleted: set[str] = set()
 
     @property
@@ -74,16 +70,18 @@ class Bank:
         self, key: str, system: Sequence[int], passage: Sequence[int], document_id: str
     ) -> Generator[int, None, BlockKV]:
         """Compute a passage's K/V and keep it; yields the passage's tokens done after each forward pass."""
-        prefix = yield from self._take_prefix(system, len(passage))
-        try:
-            yield from prefix.prefill([NewBlock("passage", passage)])
-            kv = prefix.lift("passage")
-        finally:
-            # Also when the caller stops early.
-            prefix.drop_unfinished()
-            if "passage" in prefix.block_ids:
-                prefix.rewind("passage")
-            self._give_back(system, prefix)
+        session = Session(
+            self._model, budget=len(system) + len(passage), prefill_step=self._prefill_step, score="key_norm"
+        )
+        before = NewBlock(SYSTEM, system, pinned=True)
+        if (known := self.fetch(self.system_key(system))) is not None:
+            session.insert([(before, known)])
+        else:
+            for _ in session.prefill([before]):
+                yield 0
+            self.keep_system(system, session.lift(SYSTEM))
+        yield from session.prefill([NewBlock("passage", passage)])
+        kv = session.lift("passage")
         if document_id not in self.deleted:
             self.store.put(key, kv, document_id)
         return kv
@@ -92,28 +90,6 @@ class Bank:
         """Forget a document's passages, now and if a turn that still has them is at work."""
         self.deleted.add(document_id)
         self.store.remove(document_id)
-
-    def _take_prefix(self, system: Sequence[int], room: int) -> Generator[int, None, Session]:
-        """A session that holds the system prompt and has room for so many tokens more, for the caller alone.
-
-        Turns take their steps in rotation: while one computes, another may ask for the same prompt, and gets another.
-        """
-        session = self._prefixes.pop(self._digest(system), None)
-        if session is None or session.room < room:
-            session = Session(self._model, budget=len(system) + room, prefill_step=self._prefill_step, score="key_norm")
-            block = NewBlock(SYSTEM, system, pinned=True)
-            if (kv := self.fetch(self.system_key(system))) is not None:
-                session.insert([(block, kv)])
-            else:
-                for _ in session.prefill([block]):
-                    yield 0
-                self.keep_system(system, session.lift(SYSTEM))
-        return session
-
-    def _give_back(self, system: Sequence[int], session: Session) -> None:
-        self._prefixes[self._digest(system)] = session
-        if len(self._prefixes) > _PREFIXES:
-            del self._prefixes[next(iter(self._prefixes))]
 
     def _digest(self, *parts: Sequence[int]) -> bytes:
         digest = hashlib.blake2b(self._model.fingerprint, digest_size=16)

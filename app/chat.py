@@ -11,8 +11,9 @@ import msgspec
 from app import audit
 from app.audit import SessionRecord
 from app.changes import Candidate, TurnRequest
-from app.engine import Engine, TurnHandle
+from app.engine import Engine, Figures
 from app.exchanges import Exchange, referred
+from app.handle import TurnHandle
 from app.live import new_block
 from app.problems import Problem, invalid
 from app.requests import AskBody, ForkBody, SessionBody
@@ -52,6 +53,11 @@ class ChatService:
     def active_turns(self) -> int:
         """Turns accepted and not yet over."""
         return len(self._active)
+
+    @property
+    def figures(self) -> Figures:
+        """What the MLX thread has to do, and the K/V in memory."""
+        return self._engine.figures
 
     async def create(self, body: SessionBody) -> SessionRecord:
         """Create a session. Raises Problem if its budget cannot hold a question and an answer."""

@@ -7,10 +7,10 @@ The event loop hands turns in and gets events back through a queue; neither side
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,8 +22,8 @@ import structlog
 from app import audit
 from app.audit import Move, SessionRecord
 from app.bank import SYSTEM, Bank
-from app.changes import TurnRequest
-from app.events import Done, Event, Failed
+from app.events import Failed
+from app.handle import TurnHandle
 from app.live import LiveSessions
 from app.plan import DoesNotFit
 from app.problems import as_problem
@@ -43,6 +43,9 @@ log = structlog.get_logger()
 _STOP_SECONDS = 20.0
 _MB = 1_000_000
 
+# Buffers grow by so many rows at a time.
+_SPARE_ROWS = 64
+
 
 @dataclass
 class _Running:
@@ -53,72 +56,16 @@ class _Running:
     token: int | None = None
 
 
-class TurnHandle:
-    """A turn as the event loop sees it: its events, and the means to cancel it.
+@dataclass(frozen=True)
+class Figures:
+    """What the MLX thread has to do, and the K/V that is in memory, in bytes."""
 
-    request: what was asked. on_finish: called on the event loop when the MLX thread is done with the turn.
-    """
-
-    def __init__(self, request: TurnRequest, on_finish: Callable[[], None]) -> None:
-        self.request = request
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[Event | Exception, Future[Any] | None]] = asyncio.Queue()
-        self._on_finish = on_finish
-        self._finished = asyncio.Event()
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        """Ask the MLX thread to stop at its next step. Safe from any thread, and after the end."""
-        self.cancelled = True
-
-    async def wait(self) -> None:
-        """Return when the MLX thread is done with the turn."""
-        await self._finished.wait()
-
-    async def events(self) -> AsyncIterator[Event]:
-        """The events, each after what it reports is committed. Ends after `Done` or `Failed`.
-
-        Raises DoesNotFit, as the first thing, if the turn was refused.
-        """
-        while True:
-            item, written = await self._events.get()
-            if written is not None:
-                try:
-                    await asyncio.wrap_future(written)
-                except Exception as error:
-                    log.error("audit write failed", turn_id=self.request.turn_id, exc_info=error)
-                    self.cancel()
-                    item = Failed(problem=as_problem(error).body())
-            last = isinstance(item, Exception | Done | Failed)
-            if last:
-                # Who hears that it is over may ask the next thing at once.
-                await self.wait()
-            if isinstance(item, Exception):
-                raise item
-            yield item
-            if last:
-                return
-
-    # Called on the MLX thread.
-
-    def put(self, item: Event | Exception, written: Future[Any] | None = None) -> None:
-        """Hand an event over to the event loop."""
-        self._call(self._events.put_nowait, (item, written))
-
-    def finish(self) -> None:
-        """Say that the turn is over."""
-        self._call(self._finish)
-
-    def _finish(self) -> None:
-        self._finished.set()
-        self._on_finish()
-
-    def _call(self, function: Callable[..., None], *args: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            # The loop is closed: the server is gone, and so is whoever listened.
-            log.debug("event loop closed", turn_id=self.request.turn_id)
+    turns_at_work: int = 0
+    turns_waiting: int = 0
+    sessions_in_memory: int = 0
+    session_kv_bytes: int = 0
+    bank_kv_bytes: int = 0
+    kv_limit_bytes: int = 0
 
 
 @dataclass
@@ -144,7 +91,10 @@ class Engine:
         self._database = database
         self._settings = settings
         self._inbox: queue.SimpleQueue[TurnHandle | _Call | None] = queue.SimpleQueue()
+        self._waiting: deque[TurnHandle] = deque()
         self._running: dict[TurnHandle, _Running] = {}
+        self._kv_bytes_per_token = 0
+        self.figures = Figures()
         self._sessions: LiveSessions | None = None
         self._bank: Bank | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
@@ -188,12 +138,6 @@ class Engine:
         """Drop K/V from the bank that is of none of these documents and sessions."""
         return self._call(lambda: self._passages().store.keep_owners(known | {SYSTEM}))
 
-    def figures(self) -> Future[dict[str, int]]:
-        """Sessions in memory, their K/V bytes, and the turns at work."""
-        return self._call(
-            lambda: {"sessions": len(self._live()), "kv_bytes": self._live().nbytes, "turns": len(self._running)}
-        )
-
     def stop(self) -> None:
         """Cancel every turn, let each commit or roll back, and end the thread."""
         self._inbox.put(None)
@@ -226,24 +170,32 @@ class Engine:
             Store(self._database),
             Snapshots(settings.folder / "sessions", max_bytes=settings.snapshot_disk_mb * _MB),
             prefill_step=settings.prefill_step,
-            max_bytes=settings.kv_memory_mb * _MB,
         )
         store = TieredStore(
             settings.folder / "bank",
-            memory_bytes=settings.bank_memory_mb * _MB,
+            memory_bytes=settings.bank_memory_bytes,
             disk_bytes=settings.bank_disk_mb * _MB,
             on_move=self._note_move,
         )
         self._bank = Bank(model, store, prefill_step=settings.prefill_step, recompute=settings.bank_recompute)
         kept = store.keys
         self._database.write(lambda db: audit.drop_offloaded(db, kept))
+        self._kv_bytes_per_token = model.kv_bytes_per_token
+        if (most := self._most_bytes(settings.budget_tokens)) > settings.session_memory_bytes:
+            log.warning(
+                "one session of the default budget may take more than all may: such turns run one by one",
+                session_mb=most // _MB,
+                sessions_mb=settings.session_memory_bytes // _MB,
+            )
         self.loaded.set_result(model)
         stopping = False
-        while not (stopping and not self._running):
-            stopping = self._take_in(block=not self._running) or stopping
+        while not (stopping and not self._running and not self._waiting):
+            stopping = self._take_in(block=not self._running and not self._waiting) or stopping
+            self._admit(stopping)
             for handle, running in self._running.items():
                 running.turn.changes.cancelled = handle.cancelled or stopping
             self._round()
+            self._note_figures()
         store.close()
         self._sessions.close()
 
@@ -277,27 +229,62 @@ class Engine:
             if item is None:
                 return True
             if isinstance(item, TurnHandle):
-                self._start(item)
+                self._waiting.append(item)
             else:
                 try:
                     item.future.set_result(item.function())
                 except Exception as error:
                     item.future.set_exception(error)
 
+    def _most_bytes(self, budget_tokens: int) -> int:
+        """What the K/V of a session of that budget may come to take."""
+        return self._kv_bytes_per_token * (budget_tokens + _SPARE_ROWS)
+
+    def _reserved(self) -> int:
+        """What sessions with turns at work may come to take."""
+        return sum(self._most_bytes(handle.request.session.budget_tokens) for handle in self._running)
+
+    def _admit(self, stopping: bool) -> None:
+        """Start turns in the order they came, as long as their sessions can grow to their budgets under the cap.
+
+        One may always start that has nobody to wait for; those that were cancelled start, to end at once.
+        """
+        for handle in list(self._waiting):
+            most = self._most_bytes(handle.request.session.budget_tokens)
+            fits = not self._running or self._reserved() + most <= self._settings.session_memory_bytes
+            if stopping or handle.cancelled or (fits and handle is self._waiting[0]):
+                self._waiting.remove(handle)
+                self._start(handle)
+
+    def _note_figures(self) -> None:
+        self.figures = Figures(
+            turns_at_work=len(self._running),
+            turns_waiting=len(self._waiting),
+            sessions_in_memory=len(self._live()),
+            session_kv_bytes=self._live().nbytes,
+            bank_kv_bytes=self._passages().store.memory_bytes,
+            kv_limit_bytes=self._settings.kv_memory_mb * _MB,
+        )
+
     def _start(self, handle: TurnHandle) -> None:
         request = handle.request
         try:
+            # Before it is read in, if it waits on disk.
+            self._shrink(request.session)
             live = self._live().get(request.session)
             turn = Turn(request, live, self._passages(), self._database, handle.put)
             self._running[handle] = _Running(turn, turn.run())
-            self._shrink()
         except Exception as error:
             self._fail(handle, error)
 
-    def _shrink(self) -> None:
-        """Hold idle sessions to the cap: when one starts, since it may have been read in, and when it has grown."""
+    def _shrink(self, starting: SessionRecord | None = None) -> None:
+        """Hold idle sessions to what the cap leaves beside those at work, and the one that is to be."""
         busy = {handle.request.session.id for handle in self._running}
-        if dropped := self._live().shrink(busy):
+        reserved = self._reserved()
+        if starting is not None:
+            busy.add(starting.id)
+            reserved += self._most_bytes(starting.budget_tokens)
+        if dropped := self._live().shrink(busy, self._settings.session_memory_bytes - reserved):
             log.info("idle sessions moved to disk", sessions=dropped)
 
     def _round(self) -> None:

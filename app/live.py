@@ -54,16 +54,13 @@ class LiveSession:
 
 
 class LiveSessions:
-    """The sessions whose K/V is in memory, most recently used last, under a cap in bytes."""
+    """The sessions whose K/V is in memory, most recently used last."""
 
-    def __init__(
-        self, model: LoadedModel, store: Store, snapshots: Snapshots, *, prefill_step: int, max_bytes: int
-    ) -> None:
+    def __init__(self, model: LoadedModel, store: Store, snapshots: Snapshots, *, prefill_step: int) -> None:
         self._model = model
         self._store = store
         self._snapshots = snapshots
         self._prefill_step = prefill_step
-        self._max_bytes = max_bytes
         self._sessions: dict[str, LiveSession] = {}
 
     @property
@@ -149,13 +146,18 @@ class LiveSessions:
         self._sessions.pop(session_id, None)
         self._snapshots.drop(session_id)
 
-    def shrink(self, busy: set[str]) -> list[str]:
-        """Move least recently used idle sessions to disk until the cap holds. Returns their ids."""
-        moved = []
-        for session_id in [s for s in self._sessions if s not in busy]:
-            if self.nbytes <= self._max_bytes:
+    def shrink(self, busy: set[str], room: int) -> list[str]:
+        """Move least recently used sessions to disk until those that are not busy take `room` bytes at most.
+
+        Returns their ids.
+        """
+        idle = {id: session.cache.nbytes for id, session in self._sessions.items() if id not in busy}
+        held, moved = sum(idle.values()), []
+        for session_id, nbytes in idle.items():
+            if held <= room:
                 break
             self._snapshot(session_id)
+            held -= nbytes
             moved.append(session_id)
         return moved
 

@@ -19,13 +19,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host, port: where to listen. data_dir: where the databases live. model: the embedded model's name, an mlx-lm
     folder or a hub name. api_key: the bearer token that requests must carry; None asks for none.
     budget_tokens: default KV budget of a session, in tokens per layer. prefill_step: most tokens of a forward pass.
-    kv_memory_mb: KV caches of idle sessions beyond this go to disk, least recently used first, and come back when
-    needed. snapshot_disk_mb: most of them on disk; what does not fit is rebuilt by reading its blocks; 0 keeps none.
-    bank_memory_mb, bank_disk_mb: K/V of passages kept for reuse by all sessions, in memory and then on disk; 0 turns a
-    tier off, and both at 0 make every session read its passages itself. bank_recompute: first tokens of a passage from
+    kv_memory_mb: most K/V in memory, of all sessions and the bank. Idle sessions beyond it go to disk, least recently
+    used first, and come back when needed; turns whose sessions could grow beyond it wait for others to end, but for one
+    that has nobody to wait for. snapshot_disk_mb: most idle sessions on disk; what does not fit is rebuilt by reading
+    its blocks; 0 keeps none.
+    bank_memory_mb, bank_disk_mb: K/V of passages and of exchanges that left, for reuse, in memory and then on disk; 0
+    turns a tier off, and both at 0 make every session read its passages itself. The first is a part of kv_memory_mb:
+    absent, a quarter of it, 512 at most. bank_recompute: first tokens of a passage from
     the bank that a session reads anew, behind what it holds.
     passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one request's body.
-    max_turns: turns worked on at once; more are answered 503. blas: see `kv.blas`.
+    max_turns: turns at work or waiting at once; more are answered 503. blas: see `kv.blas`.
     log_level: debug, info, warning or error. log_format: auto (text on a terminal, else JSON), text or json.
     """
 
@@ -38,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_step: int = 256
     kv_memory_mb: int = 2048
     snapshot_disk_mb: int = 4096
-    bank_memory_mb: int = 512
+    bank_memory_mb: int | None = None
     bank_disk_mb: int = 4096
     bank_recompute: int = 0
     passage_tokens: int = 192
@@ -63,8 +66,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "max_turns": (1, 256),
         }
         for name, (least, most) in limits.items():
-            if not least <= (value := getattr(self, name)) <= most:
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
                 raise ValueError(f"{PREFIX}{name.upper()}: {value} is not between {least} and {most}")
+        if self.bank_memory_mb is not None and self.bank_memory_mb > self.kv_memory_mb:
+            raise ValueError(
+                f"{PREFIX}BANK_MEMORY_MB: {self.bank_memory_mb} is more than {PREFIX}KV_MEMORY_MB, "
+                f"{self.kv_memory_mb}, which it is a part of"
+            )
         for name, allowed in (
             ("log_level", ("debug", "info", "warning", "error")),
             ("log_format", ("auto", "text", "json")),
@@ -84,6 +93,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def folder(self) -> Path:
         """`data_dir` with the home folder put in."""
         return self.data_dir.expanduser()
+
+    @property
+    def bank_memory_bytes(self) -> int:
+        """The bank's part of the K/V in memory, in bytes."""
+        if self.bank_memory_mb is not None:
+            return self.bank_memory_mb * 1_000_000
+        return min(self.kv_memory_mb * 1_000_000 // 4, 512_000_000)
+
+    @property
+    def session_memory_bytes(self) -> int:
+        """The sessions' part of the K/V in memory, in bytes."""
+        return self.kv_memory_mb * 1_000_000 - self.bank_memory_bytes
 
     @property
     def max_upload_bytes(self) -> int:
@@ -118,7 +139,7 @@ def read_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
     given |= {name: value for name, value in overrides.items() if value is not None}
     hints = Settings.__annotations__
     for name, value in given.items():
-        if hints[name] == "int" and isinstance(value, str):
+        if hints[name].startswith("int") and isinstance(value, str):
             try:
                 given[name] = int(value)
             except ValueError:

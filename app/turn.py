@@ -57,6 +57,11 @@ class Turn:
         """
         self._started_at = self._read_at = time.monotonic()
         live = self.live
+        if self.changes.cancelled:
+            # It had to wait, and its client did not.
+            self._cached = live.resident_tokens
+            self._commit(None)
+            return
         if not live.stale:
             self._scores = {block.id: block.score for block in live.cache.blocks()}
         plan = self._plan()

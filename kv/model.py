@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model
 
 from kv import smollm2
+from kv.config import KVCacheConfig
 from kv.template import ChatTemplate
 from kv.text import TextCodec
 from kv.together import can_share_a_pass
@@ -54,6 +55,13 @@ class LoadedModel:
         sizes: list[int] = []
         tree_map(lambda array: sizes.append(array.nbytes), self.model.parameters())
         return sum(sizes)
+
+    @cached_property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token's keys and values take in all layers, by a pass that is laid out and never computed."""
+        caches = KVCacheConfig(method="full").build(len(self.model.layers))
+        self.model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+        return sum(buffer.nbytes // buffer.shape[2] for cache in caches for buffer in cache.buffers)
 
     @cached_property
     def decodes_together(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from http import HTTPStatus
 from typing import Any
 
@@ -19,11 +20,12 @@ async def health() -> dict[str, str]:
 
 @route("/ready", http_method=[HttpMethod.GET, HttpMethod.HEAD], tags=["probes"])
 async def ready(request: Request[Any, Any, Any]) -> dict[str, Any]:
-    """The model is loaded and the databases are open; 503 until then."""
+    """The model is loaded and the databases are open; 503 until then. Says how busy it is, and the K/V in memory."""
     services = request.app.state.boot.services
     if services.chat.closing:
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping")
-    return {"status": "ready", "model": services.model.name, "turns": services.chat.active_turns}
+    figures = dataclasses.asdict(services.chat.figures)
+    return {"status": "ready", "model": services.model.name, "turns": services.chat.active_turns, **figures}
 
 
 @get("/", include_in_schema=False)

@@ -14,8 +14,8 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.types import Receive
 
 from app.audit import BlockRecord, CompressionPoint, SessionRecord
-from app.engine import TurnHandle
 from app.events import Done, Event, Eviction, Failed, Recall, Retrieval
+from app.handle import TurnHandle
 from app.plan import DoesNotFit
 from app.problems import Problem, invalid
 from app.requests import AskBody, ForkBody, SessionBody

@@ -6,8 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from app.engine import TurnHandle
 from app.events import Failed, Token
+from app.handle import TurnHandle
 
 
 def test_the_last_event_comes_when_the_session_is_free_for_the_next_message() -> None:
