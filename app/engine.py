@@ -58,7 +58,7 @@ class _Running:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the MLX thread has to do, and the K/V that is in memory, in bytes."""
+    """What the MLX thread has to do, and what it holds in memory, in bytes. mlx_bytes: all arrays, the model's too."""
 
     turns_at_work: int = 0
     turns_waiting: int = 0
@@ -66,6 +66,7 @@ class Figures:
     session_kv_bytes: int = 0
     bank_kv_bytes: int = 0
     kv_limit_bytes: int = 0
+    mlx_bytes: int = 0
 
 
 @dataclass
@@ -264,6 +265,7 @@ class Engine:
             session_kv_bytes=self._live().nbytes,
             bank_kv_bytes=self._passages().store.memory_bytes,
             kv_limit_bytes=self._settings.kv_memory_mb * _MB,
+            mlx_bytes=mx.get_active_memory(),
         )
 
     def _start(self, handle: TurnHandle) -> None:

@@ -69,17 +69,21 @@ def main(file: Path, length: int, budget: int, out: Path | None) -> None:
         logits = model.model(mx.array(tokens)[None], cache=caches)[0, :-1]
         return nn.losses.cross_entropy(logits, mx.array(tokens[1:])).sum().item()
 
-    def steps(of: Session, times: int) -> list[float]:
-        for _ in of.prefill([], answer=NewBlock("probe", abstracts[0][:2])):
-            pass
-        seconds = []
+    def steps(*sessions: Session, times: int) -> list[float]:
+        """The median seconds of a step of each session, which take them in turns, so that noise meets them alike."""
+        for of in sessions:
+            for _ in of.prefill([], answer=NewBlock("probe", abstracts[0][:2])):
+                pass
+        seconds: list[list[float]] = [[] for _ in sessions]
         for token in abstracts[0][1 : times + 1]:
-            started = time.perf_counter()
-            of.step(token)
-            seconds.append(time.perf_counter() - started)
-        of.close_answer(2, [])
-        of.rewind("probe")
-        return seconds
+            for of, taken in zip(sessions, seconds, strict=True):
+                started = time.perf_counter()
+                of.step(token)
+                taken.append(time.perf_counter() - started)
+        for of in sessions:
+            of.close_answer(2, [])
+            of.rewind("probe")
+        return [statistics.median(taken) for taken in seconds]
 
     with tempfile.TemporaryDirectory() as folder:
         full, now = Path(folder) / "full.safetensors", Path(folder) / "now.safetensors"
@@ -102,7 +106,7 @@ def main(file: Path, length: int, budget: int, out: Path | None) -> None:
                     "position": session.position,
                     "kept": session.tokens_kept,
                     "kv_bytes": session.nbytes,
-                    "step_ms": 1000 * statistics.median(steps(session, 5)),
+                    "step_ms": 1000 * steps(session, times=5)[0],
                     "predicted": len(tokens) - 1,
                     "nats": loss(load_prompt_cache(str(now)), [], tokens),
                     "nats_fresh": loss(make_prompt_cache(model.model), kept, tokens),
@@ -128,7 +132,7 @@ def main(file: Path, length: int, budget: int, out: Path | None) -> None:
     while first.room < STEPS + 2:
         first.evict(least_attended(first))
     bytes_first, bytes_end = (max(row["kv_bytes"] for row in rows) for rows in halves(read))
-    pairs = [(statistics.median(steps(first, STEPS)), statistics.median(steps(session, STEPS))) for _ in range(5)]
+    taken = [steps(first, session, times=STEPS) for _ in range(5)]
     tails = [row for row in series if row["tail"]]
     predicted = sum(row["predicted"] for row in tails)
     summary = {
@@ -136,7 +140,8 @@ def main(file: Path, length: int, budget: int, out: Path | None) -> None:
         "perplexity": math.exp(sum(row["nats"] for row in tails) / predicted),
         "perplexity_fresh": math.exp(sum(row["nats_fresh"] for row in tails) / predicted),
         "predicted": predicted,
-        "step_ratio": statistics.median(end / start for start, end in pairs),
+        "step_ratio": statistics.median(end / start for start, end in taken),
+        "step_ms": [[round(1000 * seconds, 1) for seconds in pair] for pair in taken],
         "kept_at_steps": [first.tokens_kept, session.tokens_kept],
         "kv_bytes_first": bytes_first,
         "kv_bytes_end": bytes_end,
