@@ -70,6 +70,25 @@ class _Write(Generic[T]):
             self.future.set_result(result)
 
 
+class _EmptyLog(_Write[bool]):
+    """Copies the write-ahead log into the database's file and empties it; False if a reader is in the way."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda db: bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0))
+
+    def run(self, db: sqlite_utils.Database) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            # Not inside a transaction, and without the writers behind it waiting for a reader.
+            db.execute("PRAGMA busy_timeout = 0")
+            self.future.set_result(self.work(db))
+        except BaseException as error:
+            self.future.set_exception(error)
+        finally:
+            db.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
+
+
 class _Reader:
     def __init__(self, db: sqlite_utils.Database) -> None:
         self.db = db
@@ -109,7 +128,16 @@ class Database:
         The future resolves after the commit. Whatever `work` raises rolls the transaction back and lands in
         the future. `work` must return values, not cursors. Raises RuntimeError once closed.
         """
-        item = _Write(work)
+        return self._enqueue(_Write(work))
+
+    def empty_log(self) -> Future[bool]:
+        """Queue that the write-ahead log is emptied, so that nothing deleted is left in it.
+
+        False if a reader was in the way. Raises RuntimeError once closed.
+        """
+        return self._enqueue(_EmptyLog())
+
+    def _enqueue(self, item: _Write[T]) -> Future[T]:
         with self._lock:
             self._refuse_if_closed()
             self._queue.put(item)
@@ -186,6 +214,8 @@ class Database:
         try:
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
+            # What is deleted is overwritten with zeros, so that it is gone from the file as well.
+            connection.execute("PRAGMA secure_delete = ON")
             return sqlite_utils.Database(connection)
         except BaseException:
             connection.close()

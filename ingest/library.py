@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import sqlite_utils
+from typing import Any, BinaryIO
 
 from ingest.database import Database, Page, decode_cursor, encode_cursor
-from ingest.documents import Upload, check_metadata, printable_name
+from ingest.documents import Upload, as_utf8, check_metadata, encode_text
 from ingest.errors import InvalidInput, NotFound
-from ingest.jobs import Worker, new_id, now, remove_document
+from ingest.jobs import cancel, delete_document, read_changes, read_jobs
 from ingest.queries import fts_query
-from ingest.records import Document, Filter, Job, JobDocument, StoredPassage
+from ingest.records import Document, Filter, Job, JobChanges, JobDocument, StoredPassage
 from ingest.schema import migrations
+from ingest.submissions import submit
+from ingest.uploads import StoredUpload, UploadFolder
+from ingest.worker import Worker
 
 __all__ = [
     "Document",
     "Filter",
     "Job",
+    "JobChanges",
     "JobDocument",
     "Library",
     "StoredPassage",
@@ -30,9 +33,14 @@ MAX_LIMIT = 200
 MAX_TOP_K = 50
 
 _KINDS = ("prose", "code", "table", "list")
-_MAX_REASON = 500
+# A book of a thousand pages is read and cut in seconds.
+_SECONDS = 300.0
 
-_DOCUMENT = "number, id, name, media_type, metadata, sha256, size, tokens, passages, status, error, created_at"
+_DOCUMENT = (
+    "number, id, name, media_type, metadata, sha256, size, tokens, passages, status, error, created_at,"
+    " version, replaces"
+)
+_DOCUMENTS = "documents JOIN document_versions ON document_id = id"
 _PASSAGE = (
     "passages.number, passages.id, document_id, documents.name, passages.text, kind, passages.heading,"
     ' "start", "end", passages.tokens, part'
@@ -43,29 +51,106 @@ class Library:
     """Documents and their passages in one database, with one background worker that ingests them.
 
     `count_tokens` measures text in model tokens, on the worker's thread; no passage has more than
-    `passage_tokens`. Jobs that an earlier process left unfinished are resumed. Every method blocks; a write
-    returns when it is committed. Close the library before its database.
+    `passage_tokens`. `tokenizer` names what counts: passages that were cut by another are not taken for these.
+    Jobs that an earlier process left unfinished are resumed; uploads wait beside the database's file. A document
+    that takes more than `seconds` to read and cut fails. `on_replaced` is called, on the worker's thread, with the
+    ids of documents whose place another of their name has taken. Every method blocks; a write returns when it is
+    committed. Close the library before its database.
     """
 
-    def __init__(self, database: Database, count_tokens: Callable[[str], int], passage_tokens: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        count_tokens: Callable[[str], int],
+        passage_tokens: int,
+        *,
+        tokenizer: str = "",
+        seconds: float = _SECONDS,
+        on_replaced: Callable[[list[str]], None] = lambda _: None,
+    ) -> None:
         self._database = database
-        self._worker = Worker(database, count_tokens, passage_tokens)
+        self._cut_by = f"{passage_tokens} {tokenizer}"
+        self._uploads = UploadFolder(database.path.with_name(f"{database.path.name}-uploads"))
+        waiting = database.read(lambda db: db.execute("SELECT document_id FROM uploads").fetchall())
+        self._uploads.keep_only({row[0] for row in waiting})
+        self._worker = Worker(
+            database, self._uploads, count_tokens, passage_tokens, seconds=seconds, on_replaced=on_replaced
+        )
 
-    def submit(self, uploads: Sequence[Upload], failed: Sequence[tuple[str, str]] = ()) -> Job:
+    def receive(
+        self,
+        name: str,
+        source: BinaryIO,
+        media_type: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        max_bytes: int,
+    ) -> Upload | StoredUpload:
+        """Take in the bytes of a file, for `submit` or `discard`. A small text is read, other files go to disk first.
+
+        Raises as `ingest.documents.read_upload` does; what is wrong inside a large or a binary file shows when it is
+        read, and is then the error of its document.
+        """
+        return self._uploads.take(name, source, media_type, metadata, max_bytes=max_bytes)
+
+    def receive_text(
+        self,
+        name: str,
+        text: str,
+        media_type: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        max_bytes: int,
+    ) -> Upload | StoredUpload:
+        """`receive` for what arrived as text, as in `ingest.documents.read_text`."""
+        source = io.BytesIO(encode_text(name, text))
+        return self._uploads.take(name, source, as_utf8(media_type), metadata, max_bytes=max_bytes)
+
+    def discard(self, uploads: Sequence[Upload | StoredUpload]) -> None:
+        """Let go of uploads that will not be submitted."""
+        for upload in uploads:
+            if isinstance(upload, StoredUpload):
+                self._uploads.remove(upload.id)
+
+    def submit(self, uploads: Sequence[Upload | StoredUpload], failed: Sequence[tuple[str, str]] = ()) -> Job:
         """Record documents and the job that will ingest them, in one transaction; returns the queued job.
 
-        `failed` are (name, reason) of files that could not be read: recorded as failed documents. A job of
-        nothing else is failed at once. Raises InvalidInput for no file at all.
+        A document of a name that is there already is its next version: it takes the place of the others once it is
+        done, and not if it fails. The same bytes with the same metadata under the same name are `unchanged`, and a
+        job of nothing else is done at once. `failed` are (name, reason) of files that could not be read: recorded
+        as failed documents. A job of nothing else is failed at once. Raises InvalidInput for no file at all.
         """
         if not uploads and not failed:
             raise InvalidInput("files", "nothing", "a submission needs at least one document")
-        job = self._database.write(lambda db: _submit(db, uploads, failed)).result()
+        job = self._database.write(lambda db: submit(db, uploads, failed, self._cut_by)).result()
+        recorded = {document.id for document in job.documents}
+        self.discard([u for u in uploads if isinstance(u, StoredUpload) and u.id not in recorded])
         self._worker.wake()
         return job
 
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a job: documents that are done stay, the others are `cancelled`. A finished job stays as it is.
+
+        Raises NotFound.
+        """
+        if dropped := self._database.write(lambda db: cancel(db, job_id)).result():
+            self._worker.drop(dropped)
+        return self.job(job_id)
+
+    def changes(self, job_id: str, after: int = 0) -> JobChanges:
+        """What changed in a job after its change number `after`. Raises NotFound."""
+        changes = self._database.read(lambda db: read_changes(db, job_id, after))
+        if changes is None:
+            raise NotFound("job", job_id)
+        return changes
+
+    def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Have `listener` called, on any thread, after each change of any job; returns what ends that."""
+        return self._worker.subscribe(listener)
+
     def job(self, id: str) -> Job:
         """The job and the state of each of its documents. Raises NotFound."""
-        jobs = self._database.read(lambda db: _jobs(db, "WHERE id = ?", [id]))
+        jobs = self._database.read(lambda db: read_jobs(db, "WHERE id = ?", [id]))
         if not jobs:
             raise NotFound("job", id)
         return jobs[0][1]
@@ -74,7 +159,9 @@ class Library:
         """Jobs, newest first. Raises InvalidInput for a bad cursor or a limit outside 1..200."""
         where, bound = _before(cursor)
         _check_count("limit", limit, MAX_LIMIT)
-        rows = self._database.read(lambda db: _jobs(db, f"{where} ORDER BY number DESC LIMIT ?", [*bound, limit + 1]))
+        rows = self._database.read(
+            lambda db: read_jobs(db, f"{where} ORDER BY number DESC LIMIT ?", [*bound, limit + 1])
+        )
         return _page(rows, limit)
 
     def wait(self, job_id: str, timeout: float | None = None) -> Job:
@@ -87,7 +174,7 @@ class Library:
     def document(self, id: str) -> Document:
         """The record of one document. Raises NotFound."""
         rows = self._database.read(
-            lambda db: db.execute(f"SELECT {_DOCUMENT} FROM documents WHERE id = ?", [id]).fetchall()
+            lambda db: db.execute(f"SELECT {_DOCUMENT} FROM {_DOCUMENTS} WHERE id = ?", [id]).fetchall()
         )
         if not rows:
             raise NotFound("document", id)
@@ -97,7 +184,7 @@ class Library:
         """Documents, newest first. Raises InvalidInput for a bad cursor or a limit outside 1..200."""
         where, bound = _before(cursor)
         _check_count("limit", limit, MAX_LIMIT)
-        sql = f"SELECT {_DOCUMENT} FROM documents {where} ORDER BY number DESC LIMIT ?"
+        sql = f"SELECT {_DOCUMENT} FROM {_DOCUMENTS} {where} ORDER BY number DESC LIMIT ?"
         rows = self._database.read(lambda db: db.execute(sql, [*bound, limit + 1]).fetchall())
         return _page([(row[0], _document(row)) for row in rows], limit)
 
@@ -119,9 +206,14 @@ class Library:
         return _page([(row[0], _passage(row[1:])) for row in rows], limit)
 
     def delete(self, document_id: str) -> None:
-        """Delete a document, its passages and its index rows, ingested or not. Raises NotFound."""
-        if not self._database.write(lambda db: remove_document(db, document_id)).result():
+        """Delete a document, its passages and its index rows, ingested or not. Raises NotFound.
+
+        Once the worker has nothing else to do, nothing of it is left in the database's files either; of the jobs that
+        had it stay its id and its state.
+        """
+        if not self._database.write(lambda db: delete_document(db, document_id)).result():
             raise NotFound("document", document_id)
+        self._worker.drop([document_id])
 
     def search(self, query: str, top_k: int, filter: Filter | None = None) -> list[StoredPassage]:
         """The `top_k` passages that match any word of `query` best by bm25, best first; [] for no word.
@@ -147,74 +239,6 @@ class Library:
     def close(self) -> None:
         """Stop the worker. Unfinished jobs are resumed by the next library on this database."""
         self._worker.stop()
-
-
-def _submit(db: sqlite_utils.Database, uploads: Sequence[Upload], failed: Sequence[tuple[str, str]]) -> Job:
-    created_at = now()
-    refused = [
-        (Upload(name=printable_name(name), text="", media_type="", metadata={}, size=0, sha256=""), reason)
-        for name, reason in failed
-    ]
-    job = Job(
-        id=new_id("job"),
-        status="queued" if uploads else "failed",
-        documents=[_record(db, upload, None, created_at) for upload in uploads]
-        + [_record(db, upload, _encodable(reason), created_at) for upload, reason in refused],
-        created_at=created_at,
-        finished_at=None if uploads else created_at,
-    )
-    db.execute(
-        "INSERT INTO jobs (id, status, created_at, finished_at) VALUES (?, ?, ?, ?)",
-        [job.id, job.status, job.created_at, job.finished_at],
-    )
-    db.conn.executemany(
-        "INSERT INTO job_documents (job_id, document_id, name, status, error) VALUES (?, ?, ?, ?, ?)",
-        [(job.id, document.id, document.name, document.status, document.error) for document in job.documents],
-    )
-    return job
-
-
-def _record(db: sqlite_utils.Database, upload: Upload, error: str | None, created_at: str) -> JobDocument:
-    document = JobDocument(
-        id=new_id("doc"), name=upload.name, status="queued" if error is None else "failed", error=error
-    )
-    db.execute(
-        "INSERT INTO documents"
-        " (id, name, media_type, metadata, sha256, size, status, error, created_at, text)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            document.id,
-            upload.name,
-            upload.media_type,
-            json.dumps(upload.metadata, ensure_ascii=False),
-            upload.sha256,
-            upload.size,
-            document.status,
-            error,
-            created_at,
-            upload.text,
-        ],
-    )
-    return document
-
-
-def _encodable(reason: str) -> str:
-    return reason[:_MAX_REASON].encode(errors="replace").decode()
-
-
-def _jobs(db: sqlite_utils.Database, clause: str, bound: list[Any]) -> list[tuple[int, Job]]:
-    rows = db.execute(f"SELECT number, id, status, created_at, finished_at FROM jobs {clause}", bound).fetchall()
-    documents: dict[str, list[JobDocument]] = {row[1]: [] for row in rows}
-    for job_id, id, name, status, error in db.execute(
-        "SELECT job_id, document_id, name, status, error FROM job_documents"
-        " WHERE job_id IN (SELECT value FROM json_each(?)) ORDER BY number",
-        [json.dumps(list(documents))],
-    ):
-        documents[job_id].append(JobDocument(id=id, name=name, status=status, error=error))
-    return [
-        (number, Job(id=id, status=status, documents=documents[id], created_at=created, finished_at=finished))
-        for number, id, status, created, finished in rows
-    ]
 
 
 def _document(row: tuple[Any, ...]) -> Document:

@@ -8,12 +8,15 @@ import msgspec
 
 from ingest.blocks import Kind
 
-DocumentStatus = Literal["queued", "running", "done", "failed"]
-JobStatus = Literal["queued", "running", "done", "failed", "cancelled"]
+Status = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A document's record. `size` is bytes as uploaded; `tokens` and `passages` are 0 until it is done."""
+    """A document's record. `size` is bytes as uploaded; `tokens` and `passages` are 0 until it is done.
+
+    `version` counts the documents of this name from 1. `replaces` is the id of the one whose place it takes: that one
+    is searched until this one is done, and is then gone.
+    """
 
     id: str
     name: str
@@ -23,25 +26,46 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     tokens: int
     passages: int
-    status: DocumentStatus
+    status: Status
     error: str | None
     created_at: str
+    version: int
+    replaces: str | None
 
 
 class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One document of a job. It stays after the document is deleted; `cancelled` if that came first."""
+    """One document of a job. It stays after the document is deleted, without its name; `cancelled` if that came first.
+
+    `unchanged`: the same bytes under the same name with the same metadata were there already; `id` is theirs, and
+    nothing was done. `version` and `replaces` are those of the document.
+    """
 
     id: str
     name: str
-    status: JobStatus
+    status: Literal[Status, "unchanged"]
     error: str | None
+    version: int
+    replaces: str | None = None
+
+
+class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed in a job: documents with the number of their latest change, in its order.
+
+    `counts`: documents by state. `last`: the number of the job's latest change.
+    """
+
+    documents: list[tuple[int, JobDocument]]
+    status: Status
+    finished_at: str | None
+    counts: dict[str, int]
+    last: int
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The ingestion of one submission. `failed` only when no document of it was ingested."""
+    """The ingestion of one submission. `failed` only when no document of it is there."""
 
     id: str
-    status: JobStatus
+    status: Status
     documents: list[JobDocument]
     created_at: str
     finished_at: str | None
