@@ -77,12 +77,13 @@ def serve(host: str | None, port: int | None, data_dir: Path | None, model: str 
         log.warning("MLX uses reference BLAS: expect a tenth of the speed", blas=chosen.name, note=chosen.note)
     log.info("importing MLX, a few seconds")
 
+    from app.folder import InUse
     from app.server import make_server
     from ingest.database import CannotOpen
 
     try:
         server = make_server(settings)
-    except (CannotOpen, OSError) as error:
+    except (CannotOpen, InUse, OSError) as error:
         raise click.ClickException(str(error)) from error
     server.on_ready = lambda port: _welcome(settings, port)
     server.run()

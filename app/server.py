@@ -29,6 +29,7 @@ from litestar.static_files import create_static_files_router
 from app.problems import Problem, invalid, to_response
 from app.routes.audit import AuditController
 from app.routes.documents import DocumentController
+from app.routes.jobs import JobController
 from app.routes.probes import health, ready, root
 from app.routes.sessions import SessionController
 from app.services import Boot, Services
@@ -54,6 +55,7 @@ def create_app(settings: Settings) -> Litestar:
     return Litestar(
         route_handlers=[
             DocumentController,
+            JobController,
             SessionController,
             AuditController,
             health,
@@ -208,7 +210,8 @@ class Server(uvicorn.Server):
 def make_server(settings: Settings) -> Server:
     """A server for `settings`, ready to run.
 
-    Raises ingest.database.CannotOpen if a database cannot be opened, OSError if their folder cannot be made.
+    Raises ingest.database.CannotOpen if a database cannot be opened, app.folder.InUse if another process has their
+    folder, OSError if it cannot be made.
     """
     app = create_app(settings)
     config = uvicorn.Config(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -12,6 +13,7 @@ import structlog
 from app import audit
 from app.chat import ChatService
 from app.engine import Engine
+from app.folder import lock_folder
 from app.problems import Problem
 from app.settings import Settings
 from app.store import Store
@@ -34,15 +36,31 @@ class Services:
     store: Store
 
 
+def open_library(
+    database: Database, model: LoadedModel, settings: Settings, on_replaced: Callable[[list[str]], None]
+) -> Library:
+    """The library as the settings want it, which goes on with unfinished jobs at once."""
+    return Library(
+        database,
+        model.codec.count,
+        settings.passage_tokens,
+        tokenizer=model.name,
+        seconds=settings.ingest_seconds,
+        on_replaced=on_replaced,
+    )
+
+
 class Boot:
     """Brings the service up in the background, so that probes answer while the model loads, and takes it down.
 
-    Raises ingest.database.CannotOpen if a database cannot be opened.
+    Raises ingest.database.CannotOpen if a database cannot be opened, app.folder.InUse if another process has the
+    data folder.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         settings.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_folder(settings.folder)
         self._audit = Database(settings.folder / "audit.db", audit.migrations)
         self._documents = Database(settings.folder / "library.db", ingest_migrations)
         self._engine: Engine | None = None
@@ -88,6 +106,7 @@ class Boot:
             await asyncio.to_thread(self._services.library.close)
         for database in (self._audit, self._documents):
             await asyncio.to_thread(database.close)
+        self._lock.release()
 
     async def _come_up(self) -> None:
         settings = self.settings
@@ -104,10 +123,16 @@ class Boot:
     async def _build(self, settings: Settings) -> Services:
         if lost := await asyncio.wrap_future(self._audit.write(audit.recover)):
             log.warning("turns were cut off by the last stop and rolled back", turns=lost)
-        self._engine = Engine(lambda: load_model(settings.model), self._audit, settings)
-        model = await asyncio.wrap_future(self._engine.loaded)
-        library = await asyncio.to_thread(Library, self._documents, model.codec.count, settings.passage_tokens)
+        engine = self._engine = Engine(lambda: load_model(settings.model), self._audit, settings)
+        model = await asyncio.wrap_future(engine.loaded)
+
+        def forget(document_ids: list[str]) -> None:
+            # As a deletion does. Sessions find out at their next message.
+            for document_id in document_ids:
+                engine.forget_document(document_id)
+
+        library = await asyncio.to_thread(open_library, self._documents, model, settings, forget)
         known = await asyncio.to_thread(library.document_ids)
-        await asyncio.wrap_future(self._engine.keep_documents(known))
-        chat = ChatService(settings, model, self._engine, self._audit, library)
+        await asyncio.wrap_future(engine.keep_documents(known))
+        chat = ChatService(settings, model, engine, self._audit, library)
         return Services(settings=settings, model=model, chat=chat, library=library, store=chat.store)

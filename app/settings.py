@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tier off, and both at 0 make every session read its passages itself. bank_recompute: first tokens of a passage from
     the bank that a session reads anew, behind what it holds.
     passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one request's body.
+    ingest_seconds: most seconds that one document may take to be read and cut.
     max_turns: turns worked on at once; more are answered 503. blas: see `kv.blas`.
     log_level: debug, info, warning or error. log_format: auto (text on a terminal, else JSON), text or json.
     """
@@ -43,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bank_recompute: int = 0
     passage_tokens: int = 192
     max_upload_mb: int = 20
+    ingest_seconds: int = 300
     max_turns: int = 16
     blas: str = "auto"
     log_level: str = "info"
@@ -60,6 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "bank_recompute": (0, 2048),
             "passage_tokens": (16, 2048),
             "max_upload_mb": (1, 1024),
+            "ingest_seconds": (1, 86_400),
             "max_turns": (1, 256),
         }
         for name, (least, most) in limits.items():

@@ -29,6 +29,7 @@ def read(**variables: str) -> Settings:
         ("kv_memory_mb", "77", 77),
         ("passage_tokens", "64", 64),
         ("max_upload_mb", "3", 3),
+        ("ingest_seconds", "9", 9),
         ("max_turns", "5", 5),
         ("blas", "none", "none"),
         ("log_level", "debug", "debug"),
@@ -73,6 +74,7 @@ NUMBERS = {
     "kv_memory_mb": (1, 1_000_000),
     "passage_tokens": (16, 2048),
     "max_upload_mb": (1, 1024),
+    "ingest_seconds": (1, 86_400),
     "max_turns": (1, 256),
 }
 
