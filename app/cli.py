@@ -5,25 +5,26 @@ from __future__ import annotations
 import io
 import os
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
 from app.settings import Settings, read_settings
+from app.walk import printable
 from kv import blas
 
 if TYPE_CHECKING:
     from app.client import Client
+    from app.shelf import Shelf
 
 console = Console(stderr=True, highlight=False)
-_POLL_SECONDS = 0.2
+_LOADING_SECONDS = 120.0
 
 
 def _settings(**overrides: Any) -> Settings:
@@ -49,11 +50,6 @@ def main() -> None:
         # What a terminal cannot show or send is shown as a question mark, rather than ending in a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-
-
-def _text(argument: str) -> str:
-    """An argument or a file's name as text: bytes that are none become U+FFFD."""
-    return argument.encode(errors="surrogateescape").decode(errors="replace")
 
 
 @main.command()
@@ -122,56 +118,65 @@ def _client(url: str | None, api_key: str | None) -> Client:
     return Client(url or f"http://{host}:{port}", api_key or os.environ.get("KEEPWHOLE_API_KEY"))
 
 
-@main.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@_server_options
-def ingest(paths: tuple[Path, ...], url: str | None, api_key: str | None) -> None:
-    """Send files, or every file in folders (hidden ones apart), to the running server."""
-    from app.client import ServerError, Unreachable
+@contextmanager
+def _shelf(url: str | None, api_key: str | None, *, to_ingest: bool) -> Iterator[Shelf]:
+    """The server at `url`; without one the server where it is by default, or the data folder if none runs."""
+    from app.client import Unreachable
+    from app.shelf import OwnFolder, Server
 
     client = _client(url, api_key)
-    files = [pair for path in paths for pair in _files(path)]
-    if not files:
-        raise click.ClickException("no files there")
-    failed: list[tuple[str, str]] = []
-    jobs: list[str] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console) as progress:
-        sending = progress.add_task("sending", total=len(files))
-        for path, name in files:
-            try:
-                jobs.append(client.upload(path, name)["job_id"])
-            except Unreachable:
-                raise
-            except (ServerError, OSError) as error:
-                failed.append((name, str(error)))
-            progress.advance(sending)
-        reading = progress.add_task("indexing", total=len(jobs))
-        for job_id in jobs:
-            job = client.call("GET", f"/v1/jobs/{job_id}")
-            while job["status"] in ("queued", "running"):
-                time.sleep(_POLL_SECONDS)
-                job = client.call("GET", f"/v1/jobs/{job_id}")
-            failed += [(d["name"], d["error"]) for d in job["documents"] if d["status"] == "failed"]
-            progress.advance(reading)
-    console.print(f"{len(files) - len(failed)} of {len(files)} files indexed")
-    if failed:
-        table = Table("file", "why it failed", title="not indexed", title_justify="left")
-        for name, reason in failed:
-            table.add_row(name, reason)
-        console.print(table)
-        raise SystemExit(1)
-
-
-def _files(path: Path) -> Iterator[tuple[Path, str]]:
-    """(file, the name it is sent under): relative to the folder that was asked for."""
-    if path.is_file():
-        yield path, _text(path.name)
+    try:
+        client.wait_until_ready(_LOADING_SECONDS)
+        yield Server(client)
         return
-    for file in sorted(path.rglob("*")):
-        inner = file.relative_to(path)
-        if file.is_file() and not any(part.startswith(".") for part in inner.parts):
-            yield file, _text(inner.as_posix())
+    except Unreachable:
+        if url is not None:
+            raise
+    settings = _settings()
+
+    def count_tokens() -> Callable[[str], int]:
+        console.print(f"no server runs; using {settings.folder} and loading the tokenizer of {settings.model}")
+        _load_blas(settings)
+        from kv.model import load_model
+
+        return load_model(settings.model).codec.count
+
+    shelf = OwnFolder(settings, count_tokens if to_ingest else None)
+    try:
+        yield shelf
+    finally:
+        shelf.close()
+
+
+@main.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--watch", is_flag=True, help="Go on: ingest what is new or changed, delete what is gone. Folders only.")
+@_server_options
+def ingest(paths: tuple[Path, ...], watch: bool, url: str | None, api_key: str | None) -> None:
+    """Ingest files, or every file in folders but for hidden ones and what .gitignore says.
+
+    Through the running server, or into the data folder itself if there is none. A document's name is its path inside
+    the folder, so the same command again finds most files unchanged, and puts changed ones in the place of the old.
+    """
+    from app.ingesting import ingest as ingest_files
+    from app.ingesting import keep_in_step
+    from app.walk import walk
+
+    if watch and (file := next((path for path in paths if not path.is_dir()), None)):
+        raise click.ClickException(f"--watch: {file} is not a folder")
+    found = walk(paths)
+    if not found.files and not found.failed and not watch:
+        raise click.ClickException("no files there")
+    with _shelf(url, api_key, to_ingest=True) as shelf:
+        try:
+            outcome = ingest_files(shelf, found, console)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        outcome.show(console, found.skipped)
+        if watch:
+            keep_in_step(shelf, paths, found, console)
+        elif outcome.failed:
+            raise SystemExit(1)
 
 
 @main.command()
@@ -179,12 +184,13 @@ def _files(path: Path) -> Iterator[tuple[Path, str]]:
 @click.option("--top-k", default=5, show_default=True, help="Passages to show.")
 @_server_options
 def search(query: str, top_k: int, url: str | None, api_key: str | None) -> None:
-    """Show the passages that match QUERY best."""
-    found = _client(url, api_key).call("POST", "/v1/search", json={"query": _text(query), "top_k": top_k})
-    for rank, passage in enumerate(found["items"], start=1):
-        place = " > ".join(part for part in (passage["name"], passage["heading"]) if part)
-        click.secho(f"{rank}. {place}  ({passage['score']:.2f})", bold=True)
-        click.echo(passage["text"].strip() + "\n")
+    """Show the passages that match QUERY best, from the running server, or from the data folder if there is none."""
+    with _shelf(url, api_key, to_ingest=False) as shelf:
+        found = shelf.search(printable(query), top_k)
+    for rank, passage in enumerate(found, start=1):
+        place = " > ".join(part for part in (passage.name, passage.heading) if part)
+        click.secho(f"{rank}. {place}  ({passage.score or 0:.2f})", bold=True)
+        click.echo(passage.text.strip() + "\n")
 
 
 @main.command()
@@ -211,7 +217,7 @@ def chat(session_id: str | None, budget_tokens: int | None, top_k: int, url: str
             console.print()
             return
         try:
-            _show_answer(client, session_id, {"content": _text(question), "top_k": top_k})
+            _show_answer(client, session_id, {"content": printable(question), "top_k": top_k})
         except ServerError as error:
             console.print(str(error), style="red", markup=False)
         except KeyboardInterrupt:

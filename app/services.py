@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -14,12 +13,12 @@ from app import audit
 from app.chat import ChatService
 from app.engine import Engine
 from app.folder import lock_folder
+from app.library import open_documents, open_library
 from app.problems import Problem
 from app.settings import Settings
 from app.store import Store
 from ingest.database import Database
 from ingest.library import Library
-from ingest.library import migrations as ingest_migrations
 from kv.model import LoadedModel, load_model
 
 log = structlog.get_logger()
@@ -36,20 +35,6 @@ class Services:
     store: Store
 
 
-def open_library(
-    database: Database, model: LoadedModel, settings: Settings, on_replaced: Callable[[list[str]], None]
-) -> Library:
-    """The library as the settings want it, which goes on with unfinished jobs at once."""
-    return Library(
-        database,
-        model.codec.count,
-        settings.passage_tokens,
-        tokenizer=model.name,
-        seconds=settings.ingest_seconds,
-        on_replaced=on_replaced,
-    )
-
-
 class Boot:
     """Brings the service up in the background, so that probes answer while the model loads, and takes it down.
 
@@ -62,7 +47,7 @@ class Boot:
         settings.folder.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(settings.folder)
         self._audit = Database(settings.folder / "audit.db", audit.migrations)
-        self._documents = Database(settings.folder / "library.db", ingest_migrations)
+        self._documents = open_documents(settings)
         self._engine: Engine | None = None
         self._services: Services | None = None
         self._error: BaseException | None = None
@@ -131,7 +116,8 @@ class Boot:
             for document_id in document_ids:
                 engine.forget_document(document_id)
 
-        library = await asyncio.to_thread(open_library, self._documents, model, settings, forget)
+        count = model.codec.count
+        library = await asyncio.to_thread(open_library, self._documents, count, settings, on_replaced=forget)
         known = await asyncio.to_thread(library.document_ids)
         await asyncio.wrap_future(engine.keep_documents(known))
         chat = ChatService(settings, model, engine, self._audit, library)

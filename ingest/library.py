@@ -54,7 +54,8 @@ class Library:
     `passage_tokens`. `tokenizer` names what counts: passages that were cut by another are not taken for these.
     Jobs that an earlier process left unfinished are resumed; uploads wait beside the database's file. A document
     that takes more than `seconds` to read and cut fails. `on_replaced` is called, on the worker's thread, with the
-    ids of documents whose place another of their name has taken. Every method blocks; a write returns when it is
+    ids of documents whose place another of their name has taken. With `at_work` false jobs wait for another library
+    on this database. Every method blocks; a write returns when it is
     committed. Close the library before its database.
     """
 
@@ -67,6 +68,7 @@ class Library:
         tokenizer: str = "",
         seconds: float = _SECONDS,
         on_replaced: Callable[[list[str]], None] = lambda _: None,
+        at_work: bool = True,
     ) -> None:
         self._database = database
         self._cut_by = f"{passage_tokens} {tokenizer}"
@@ -76,6 +78,8 @@ class Library:
         self._worker = Worker(
             database, self._uploads, count_tokens, passage_tokens, seconds=seconds, on_replaced=on_replaced
         )
+        if at_work:
+            self._worker.start()
 
     def receive(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import sqlite_utils
 
 from ingest.documents import Upload, printable_name
-from ingest.jobs import add_job_document, new_id, now, searched_document
+from ingest.jobs import add_job_document, new_id, now, remove_document, searched_document
 from ingest.records import Job, JobDocument
 from ingest.uploads import StoredUpload
 
@@ -84,6 +84,10 @@ def _record(
         "SELECT COALESCE(MAX(version), 0) + 1 FROM documents JOIN document_versions ON document_id = id WHERE name = ?",
         [upload.name],
     ).fetchone()
+    # What failed or was cancelled under this name is over: only the last attempt is worth a record.
+    over = db.execute("SELECT id FROM documents WHERE name = ? AND status IN ('failed', 'cancelled')", [upload.name])
+    for (document_id,) in over.fetchall():
+        remove_document(db, document_id)
     db.execute(
         "INSERT INTO documents"
         " (id, name, media_type, metadata, sha256, size, status, error, created_at, text)"

@@ -78,6 +78,9 @@ class Worker:
         self._progress = threading.Condition()
         self._listeners: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -130,7 +133,8 @@ class Worker:
         self._stopping.set()
         self._wake.set()
         self.announce()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self._reader.rest()
 
     def _run(self) -> None:
