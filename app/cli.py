@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -71,15 +71,22 @@ def serve(host: str | None, port: int | None, data_dir: Path | None, model: str 
         log.info("BLAS chosen", blas=chosen.name)
     else:
         log.warning("MLX uses reference BLAS: expect a tenth of the speed", blas=chosen.name, note=chosen.note)
+    from app.folder import InUse, lock_folder
+
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        # With port 0 the address is known only when it listens.
+        lock = lock_folder(settings.folder, settings.url if settings.port else None)
+    except (InUse, OSError) as error:
+        raise click.ClickException(str(error)) from error
     log.info("importing MLX, a few seconds")
 
-    from app.folder import InUse
     from app.server import make_server
     from ingest.database import CannotOpen
 
     try:
-        server = make_server(settings)
-    except (CannotOpen, InUse, OSError) as error:
+        server = make_server(settings, lock)
+    except CannotOpen as error:
         raise click.ClickException(str(error)) from error
     server.on_ready = lambda port: _welcome(settings, port)
     server.run()
@@ -118,20 +125,29 @@ def _client(url: str | None, api_key: str | None) -> Client:
     return Client(url or f"http://{host}:{port}", api_key or os.environ.get("KEEPWHOLE_API_KEY"))
 
 
-@contextmanager
-def _shelf(url: str | None, api_key: str | None, *, to_ingest: bool) -> Iterator[Shelf]:
-    """The server at `url`; without one the server where it is by default, or the data folder if none runs."""
+def _running(url: str | None, api_key: str | None) -> Client | None:
+    """The server at `url`, or where it is by default; None if none answers there."""
     from app.client import Unreachable
-    from app.shelf import OwnFolder, Server
 
     client = _client(url, api_key)
     try:
         client.wait_until_ready(_LOADING_SECONDS)
-        yield Server(client)
-        return
     except Unreachable:
         if url is not None:
             raise
+        return None
+    return client
+
+
+def _shelf(url: str | None, api_key: str | None, *, to_ingest: bool) -> Shelf:
+    """The server at `url`; without one the server where it is by default, else the data folder, or the server whose
+    folder it is.
+    """
+    from app.folder import InUse
+    from app.shelf import OwnFolder, Server
+
+    if (client := _running(url, api_key)) is not None:
+        return Server(client)
     settings = _settings()
 
     def count_tokens() -> Callable[[str], int]:
@@ -141,11 +157,14 @@ def _shelf(url: str | None, api_key: str | None, *, to_ingest: bool) -> Iterator
 
         return load_model(settings.model).codec.count
 
-    shelf = OwnFolder(settings, count_tokens if to_ingest else None)
     try:
-        yield shelf
-    finally:
-        shelf.close()
+        return OwnFolder(settings, count_tokens if to_ingest else None)
+    except InUse as error:
+        if error.url is None:
+            raise click.ClickException(f"{error}, which is no server; wait until it is done") from error
+        server = _client(error.url, api_key)
+    server.wait_until_ready(_LOADING_SECONDS, is_starting=True)
+    return Server(server)
 
 
 @main.command()
@@ -167,7 +186,7 @@ def ingest(paths: tuple[Path, ...], watch: bool, url: str | None, api_key: str |
     found = walk(paths)
     if not found.files and not found.failed and not watch:
         raise click.ClickException("no files there")
-    with _shelf(url, api_key, to_ingest=True) as shelf:
+    with closing(_shelf(url, api_key, to_ingest=True)) as shelf:
         try:
             outcome = ingest_files(shelf, found, console)
         except KeyboardInterrupt:
@@ -185,7 +204,7 @@ def ingest(paths: tuple[Path, ...], watch: bool, url: str | None, api_key: str |
 @_server_options
 def search(query: str, top_k: int, url: str | None, api_key: str | None) -> None:
     """Show the passages that match QUERY best, from the running server, or from the data folder if there is none."""
-    with _shelf(url, api_key, to_ingest=False) as shelf:
+    with closing(_shelf(url, api_key, to_ingest=False)) as shelf:
         found = shelf.search(printable(query), top_k)
     for rank, passage in enumerate(found, start=1):
         place = " > ".join(part for part in (passage.name, passage.heading) if part)

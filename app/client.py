@@ -67,17 +67,25 @@ class Client:
             if (cursor := page["next_cursor"]) is None:
                 return
 
-    def wait_until_ready(self, seconds: float) -> None:
-        """Return once the model is loaded. Raises Unreachable, or ServerError after so many seconds."""
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def wait_until_ready(self, seconds: float, *, is_starting: bool = False) -> None:
+        """Return once the model is loaded. Raises Unreachable, or ServerError after so many seconds.
+
+        is_starting: so long it need not answer either.
+        """
         deadline = time.monotonic() + seconds
         while True:
             try:
                 self.call("GET", "/ready")
                 return
-            except Unreachable:
-                raise
             except ServerError as error:
-                if error.problem.get("status") != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                waits = error.problem.get("status") == HTTPStatus.SERVICE_UNAVAILABLE
+                if isinstance(error, Unreachable):
+                    waits = is_starting
+                if not waits or time.monotonic() > deadline:
                     raise
                 time.sleep(_READY_SECONDS)
 

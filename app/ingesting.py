@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.client import ServerError
+from app.client import ServerError, Unreachable
 from app.shelf import TOGETHER, Shelf
 from app.walk import RULES, SourceFile, Walk, walk
 from ingest.records import Job
@@ -58,7 +58,7 @@ class Outcome:
             table.add_column("why it failed", overflow="fold")
             for name, reason in self.failed:
                 # As text: a file may be called [red].
-                table.add_row(Text(name), Text(reason))
+                table.add_row(Text(name), Text(reason.removeprefix(f"{name}: ")))
             console.print(table)
 
 
@@ -78,6 +78,10 @@ def ingest(shelf: Shelf, found: Walk, console: Console) -> Outcome:
             indexing = progress.add_task("indexing", total=len(found.files) - len(outcome.failed) + len(found.failed))
             for job_id in jobs:
                 outcome.add(_follow(shelf, job_id, progress, indexing))
+        except Unreachable:
+            progress.stop()
+            console.print("the server is gone; it goes on with what it was sent when it starts again, and so does this")
+            raise
         except KeyboardInterrupt:
             progress.stop()
             for job_id in jobs:

@@ -12,7 +12,7 @@ import structlog
 from app import audit
 from app.chat import ChatService
 from app.engine import Engine
-from app.folder import lock_folder
+from app.folder import FolderLock
 from app.library import open_documents, open_library
 from app.problems import Problem
 from app.settings import Settings
@@ -38,14 +38,13 @@ class Services:
 class Boot:
     """Brings the service up in the background, so that probes answer while the model loads, and takes it down.
 
-    Raises ingest.database.CannotOpen if a database cannot be opened, app.folder.InUse if another process has the
-    data folder.
+    lock: the data folder's, which is released at the end. Raises ingest.database.CannotOpen if a database cannot be
+    opened.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, lock: FolderLock) -> None:
         self.settings = settings
-        settings.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_folder(settings.folder)
+        self._lock = lock
         self._audit = Database(settings.folder / "audit.db", audit.migrations)
         self._documents = open_documents(settings)
         self._engine: Engine | None = None
@@ -63,6 +62,10 @@ class Boot:
                 HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.settings.model} is loading", {"Retry-After": "2"}
             )
         return self._services
+
+    def announce(self, url: str) -> None:
+        """Write down where the service is, for command lines that look for it."""
+        self._lock.announce(url)
 
     def start(self) -> None:
         """Begin to come up, on the running event loop."""

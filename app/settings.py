@@ -89,6 +89,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.data_dir.expanduser()
 
     @property
+    def url(self) -> str:
+        """Where the server is, as its own machine reaches it."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
     def max_upload_bytes(self) -> int:
         """`max_upload_mb` in bytes."""
         return self.max_upload_mb * 1_000_000

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from app.client import Client, ServerError, Unreachable
-from app.folder import InUse, lock_folder
+from app.folder import lock_folder
 from app.library import open_documents, open_library
 from app.settings import Settings
 from app.walk import SourceFile
@@ -45,6 +45,9 @@ class Shelf(Protocol):
 
     def delete(self, document_id: str) -> None:
         """Delete a document."""
+
+    def close(self) -> None:
+        """Let go of it."""
 
 
 def metadata_of(file: SourceFile) -> dict[str, Any]:
@@ -98,11 +101,16 @@ class Server:
         """See Shelf."""
         self._client.call("DELETE", f"/v1/documents/{document_id}")
 
+    def close(self) -> None:
+        """See Shelf."""
+        self._client.close()
+
 
 class OwnFolder:
     """The data folder, which is this process's own as long as it is open.
 
-    count_tokens: None to look only. Raises click.ClickException if another process has the folder.
+    count_tokens: None to look only. Raises InUse if another process has the folder, click.ClickException if it cannot
+    be used.
     """
 
     def __init__(self, settings: Settings, count_tokens: Callable[[], Callable[[str], int]] | None) -> None:
@@ -113,10 +121,6 @@ class OwnFolder:
                 lock = lock_folder(settings.folder)
                 stack.callback(lock.release)
                 database = open_documents(settings)
-            except InUse as error:
-                raise click.ClickException(
-                    f"{error}, and no server answers; give its address with --url, or wait until it is gone"
-                ) from error
             except (CannotOpen, OSError) as error:
                 raise click.ClickException(str(error)) from error
             stack.callback(database.close)
@@ -127,7 +131,7 @@ class OwnFolder:
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """See Shelf."""
         self._stack.close()
 
     def send(self, files: Sequence[SourceFile]) -> tuple[str | None, list[tuple[str, str]]]:

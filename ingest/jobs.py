@@ -18,6 +18,7 @@ _OPEN = "('queued', 'running')"
 # The job's next change; for an UPDATE of job_documents, or an INSERT into it, that knows `job_id`.
 _NEXT_CHANGE = "(SELECT COALESCE(MAX(change), 0) + 1 FROM job_documents AS other WHERE other.job_id = {job_id})"
 _DELETED = "(deleted)"
+_CANCELLED = "the job was cancelled"
 
 
 class Task(NamedTuple):
@@ -103,16 +104,20 @@ def next_job(db: sqlite_utils.Database) -> str | None:
 def start_next(db: sqlite_utils.Database, job_id: str) -> Task | None:
     """Mark the job's next document as running; None if there is none left. Inside a write."""
     # `running` is what a process that stopped half way left behind.
-    row = db.execute(
-        f"SELECT number, document_id FROM job_documents WHERE job_id = ? AND status IN {_OPEN} ORDER BY number LIMIT 1",
+    for number, document_id, status, error in db.execute(
+        "SELECT job_documents.number, document_id, documents.status, documents.error FROM job_documents"
+        f" JOIN documents ON documents.id = document_id WHERE job_id = ? AND job_documents.status IN {_OPEN}"
+        " ORDER BY job_documents.number",
         [job_id],
-    ).fetchone()
-    if row is None:
-        return None
-    task = Task(*row)
-    db.execute("UPDATE jobs SET status = 'running' WHERE id = ?", [job_id])
-    settle(db, task, "running", None)
-    return task
+    ).fetchall():
+        task = Task(number, document_id)
+        if status in ("queued", "running"):
+            db.execute("UPDATE jobs SET status = 'running' WHERE id = ?", [job_id])
+            settle(db, task, "running", None)
+            return task
+        # An earlier job had the same document, and is done with it.
+        _settle_row(db, task, "unchanged" if status == "done" else status, error)
+    return None
 
 
 def read_work(db: sqlite_utils.Database, task: Task) -> Work | None:
@@ -209,13 +214,22 @@ def settle(db: sqlite_utils.Database, task: Task, status: str, error: str | None
     if not _is_open(db, task):
         return
     db.execute("UPDATE documents SET status = ?, error = ? WHERE id = ?", [status, error, task.document_id])
+    _settle_row(db, task, status, error)
+    if status not in ("queued", "running"):
+        db.execute("DELETE FROM uploads WHERE document_id = ?", [task.document_id])
+
+
+def _settle_row(db: sqlite_utils.Database, task: Task, status: str, error: str | None) -> None:
     db.execute(
         f"UPDATE job_documents SET status = ?, error = ?, change = {_NEXT_CHANGE.format(job_id='job_documents.job_id')}"
         " WHERE number = ?",
         [status, error, task.number],
     )
-    if status not in ("queued", "running"):
-        db.execute("DELETE FROM uploads WHERE document_id = ?", [task.document_id])
+
+
+def still_waits(db: sqlite_utils.Database, document_id: str) -> bool:
+    """Whether the document's bytes are still to be read."""
+    return db.execute("SELECT 1 FROM uploads WHERE document_id = ?", [document_id]).fetchone() is not None
 
 
 def _is_open(db: sqlite_utils.Database, task: Task) -> bool:
@@ -255,11 +269,22 @@ def cancel(db: sqlite_utils.Database, job_id: str) -> list[str]:
             [job_id],
         ).fetchall()
     ]
+    dropped: list[str] = []
     for task in tasks:
-        settle(db, task, "cancelled", "the job was cancelled")
-        db.execute("UPDATE documents SET text = '' WHERE id = ?", [task.document_id])
+        if _is_wanted_elsewhere(db, task):
+            _settle_row(db, task, "cancelled", _CANCELLED)
+            db.execute("UPDATE documents SET status = 'queued' WHERE id = ?", [task.document_id])
+        else:
+            settle(db, task, "cancelled", _CANCELLED)
+            db.execute("UPDATE documents SET text = '' WHERE id = ?", [task.document_id])
+            dropped.append(task.document_id)
     _count_deletion(db)
-    return [task.document_id for task in tasks]
+    return dropped
+
+
+def _is_wanted_elsewhere(db: sqlite_utils.Database, task: Task) -> bool:
+    sql = f"SELECT 1 FROM job_documents WHERE document_id = ? AND number != ? AND status IN {_OPEN}"
+    return db.execute(sql, [task.document_id, task.number]).fetchone() is not None
 
 
 def remove_document(db: sqlite_utils.Database, document_id: str) -> bool:

@@ -27,9 +27,9 @@ def submit(
     `cut_by`: the size and tokenizer that passages are cut by now. A document that is unchanged is not recorded again.
     """
     created_at = now()
-    documents = [
-        _unchanged(db, upload, cut_by) or _record(db, upload, None, created_at, cut_by) for upload in uploads
-    ] + [_record(db, _refused(name), _encodable(reason), created_at, cut_by) for name, reason in failed]
+    documents = [_known(db, upload, cut_by) or _record(db, upload, None, created_at, cut_by) for upload in uploads] + [
+        _record(db, _refused(name), _encodable(reason), created_at, cut_by) for name, reason in failed
+    ]
     states = {document.status for document in documents}
     open = "queued" in states
     job = Job(
@@ -48,27 +48,27 @@ def submit(
     return job
 
 
-def _unchanged(db: sqlite_utils.Database, upload: Upload | StoredUpload, cut_by: str) -> JobDocument | None:
-    """The document that has this name, if nothing about it would change.
+def _known(db: sqlite_utils.Database, upload: Upload | StoredUpload, cut_by: str) -> JobDocument | None:
+    """The newest document of this name, if the upload is the same: done already, or queued by another job.
 
-    While another of this name waits for its turn, the upload is what comes after that one.
+    What failed is tried again.
     """
     row = db.execute(
-        "SELECT id, status, sha256, media_type, metadata, version, charset, cut_by FROM documents"
+        "SELECT id, status, sha256, media_type, metadata, version, replaces, charset, cut_by FROM documents"
         " JOIN document_versions ON document_id = id"
         " WHERE name = ? AND status NOT IN ('failed', 'cancelled') ORDER BY number DESC LIMIT 1",
         [upload.name],
     ).fetchone()
     if row is None:
         return None
-    id, status, sha256, media_type, metadata, version, charset, known_cut_by = row
-    same = (
-        status == "done"
-        and (sha256, media_type, charset, known_cut_by) == (upload.sha256, upload.media_type, upload.charset, cut_by)
-        # As text, since Python's True is 1.
-        and _canonical(json.loads(metadata)) == _canonical(upload.metadata)
-    )
-    return JobDocument(id=id, name=upload.name, status="unchanged", error=None, version=version) if same else None
+    id, status, sha256, media_type, metadata, version, replaces, charset, known_cut_by = row
+    # Metadata as text, since Python's True is 1.
+    known = (sha256, media_type, charset, known_cut_by, _canonical(json.loads(metadata)))
+    if known != (upload.sha256, upload.media_type, upload.charset, cut_by, _canonical(upload.metadata)):
+        return None
+    if status == "done":
+        return JobDocument(id=id, name=upload.name, status="unchanged", error=None, version=version)
+    return JobDocument(id=id, name=upload.name, status="queued", error=None, version=version, replaces=replaces)
 
 
 def _canonical(metadata: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from ingest.jobs import (
     read_work,
     settle,
     start_next,
+    still_waits,
     store,
 )
 from ingest.passages import Passage, cut
@@ -168,7 +169,8 @@ class Worker:
             finally:
                 self._current = None
                 self._dropped.discard(task.document_id)
-            self._uploads.remove(task.document_id)
+            if not self._database.read(partial(still_waits, document_id=task.document_id)):
+                self._uploads.remove(task.document_id)
             self.announce()
             if self._stopping.is_set():
                 return False

@@ -108,6 +108,13 @@ def until(true: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.1)
 
 
+def test_a_server_is_found_by_its_data_folder(service: Service) -> None:
+    # It listens on a port of its own, and nobody on port 9.
+    found = run("search", "ferry Bodo", "--top-k", "1", KEEPWHOLE_DATA_DIR=str(service.folder), KEEPWHOLE_PORT="9")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("1. Bodo.md > Bodo")
+
+
 def test_without_a_server_the_data_folder_is_used(tmp_path: Path) -> None:
     folder = tree(tmp_path / "docs", "kiwi.md", "fig.md")
     (folder / "kiwi.md").write_text("# Kiwi\n\nThe kiwi has no tail.\n")
@@ -121,12 +128,11 @@ def test_without_a_server_the_data_folder_is_used(tmp_path: Path) -> None:
     assert found.stdout.startswith("1. kiwi.md > Kiwi  (")
     refused = run("search", "kiwi", "--top-k", "99", **environment)
     assert (refused.returncode, "top_k" in refused.stderr) == (1, True)
-    # A server that is elsewhere, or still loading.
     with (tmp_path / "data" / "library.db-lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         busy = run("ingest", str(folder), **environment)
         assert busy.returncode == 1
         assert "is in use by process" in busy.stderr
-        assert "--url" in busy.stderr
+        assert "wait until it is done" in busy.stderr
         assert "Traceback" not in busy.stderr
     assert not (tmp_path / "data" / "library.db-uploads").exists()

@@ -206,6 +206,34 @@ def test_the_same_bytes_under_the_same_name_are_unchanged(shelf: Shelf) -> None:
     assert not shelf.waiting.exists()
 
 
+def test_the_same_bytes_that_still_wait_are_not_ingested_twice(shelf: Shelf) -> None:
+    blocker, honey = shelf.send(("blocker", "wait")), pdf("honey")
+    first = shelf.send(("a.pdf", honey), ("b", "poison"))
+    second = shelf.send(("a.pdf", honey), ("b", "poison"))
+    third = shelf.send(("a.pdf", honey))
+    ids = [document.id for document in first.documents]
+    assert [document.id for document in second.documents] == ids
+    assert [path.name for path in shelf.waiting.iterdir()] == [ids[0]]
+    # Another job wants it still.
+    assert states(shelf.library.cancel(first.id)) == ["cancelled", "cancelled"]
+    shelf.gate.open.set()
+    assert states(shelf.library.wait(second.id, 10)) == ["done", "failed"]
+    assert states(shelf.library.wait(third.id, 10)) == ["unchanged"]
+    assert shelf.library.job(blocker.id).status == "done"
+    assert (shelf.names("honey"), shelf.replaced) == (["a.pdf"], [])
+    assert not shelf.waiting.exists()
+
+
+@pytest.mark.parametrize("data", ["wait honey", pdf("wait honey")], ids=["text", "file"])
+def test_a_running_document_goes_on_for_the_other_job_that_wants_it(shelf: Shelf, data: str | bytes) -> None:
+    first, second = shelf.send(("a", data)), shelf.send(("a", data))
+    assert shelf.gate.reached.wait(5)
+    shelf.library.cancel(first.id)
+    shelf.gate.open.set()
+    assert states(shelf.library.wait(second.id, 10)) == ["done"]
+    assert shelf.names("honey") == ["a"]
+
+
 def test_another_passage_size_is_a_change(shelf: Shelf) -> None:
     shelf.ingest(("a", "honey"))
     shelf.reopen(passage_tokens=20)
