@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -80,7 +80,7 @@ def ingest(shelf: Shelf, found: Walk, console: Console) -> Outcome:
                 outcome.add(_follow(shelf, job_id, progress, indexing))
         except Unreachable:
             progress.stop()
-            console.print("the server is gone; it goes on with what it was sent when it starts again, and so does this")
+            console.print("the server is gone; when it starts again, it goes on with what it was sent")
             raise
         except KeyboardInterrupt:
             progress.stop()
@@ -91,12 +91,12 @@ def ingest(shelf: Shelf, found: Walk, console: Console) -> Outcome:
     return outcome
 
 
-def _follow(shelf: Shelf, job_id: str, progress: Progress, task: object) -> Job:
+def _follow(shelf: Shelf, job_id: str, progress: Progress, task: TaskID) -> Job:
     counted = 0
     while True:
         job = shelf.job(job_id)
         over = sum(document.status not in ("queued", "running") for document in job.documents)
-        progress.advance(task, over - counted)  # type: ignore[arg-type]
+        progress.advance(task, over - counted)
         counted = over
         if job.status in _OVER:
             return job

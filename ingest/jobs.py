@@ -120,8 +120,8 @@ def start_next(db: sqlite_utils.Database, job_id: str) -> Task | None:
     return None
 
 
-def read_work(db: sqlite_utils.Database, task: Task) -> Work | None:
-    """What to do for `task`; None if it was cancelled or its document deleted."""
+def read_work(db: sqlite_utils.Database, task: Task, cut_by: str) -> Work | None:
+    """What to do for `task`; None if it was cancelled or its document deleted. `cut_by`: size and tokenizer now."""
     row = db.execute(
         "SELECT name, text, documents.media_type, uploads.document_id, uploads.media_type FROM documents"
         " LEFT JOIN uploads ON uploads.document_id = id WHERE id = ?",
@@ -130,10 +130,10 @@ def read_work(db: sqlite_utils.Database, task: Task) -> Work | None:
     if row is None or not _is_open(db, task):
         return None
     name, text, media_type, waits, declared = row
-    return Work(name, None if waits else text, media_type, declared, _twin(db, task.document_id))
+    return Work(name, None if waits else text, media_type, declared, _twin(db, task.document_id, cut_by))
 
 
-def _twin(db: sqlite_utils.Database, document_id: str) -> Twin | None:
+def _twin(db: sqlite_utils.Database, document_id: str, cut_by: str) -> Twin | None:
     row = db.execute(
         """
         SELECT twin.id, twin.text, twin.media_type FROM documents
@@ -141,10 +141,10 @@ def _twin(db: sqlite_utils.Database, document_id: str) -> Twin | None:
         JOIN documents AS twin ON twin.sha256 = documents.sha256 AND twin.media_type = documents.media_type
         JOIN document_versions AS known ON known.document_id = twin.id
         WHERE documents.id = ? AND twin.id != documents.id AND twin.status = 'done'
-            AND known.charset IS version.charset AND known.cut_by = version.cut_by
+            AND known.charset IS version.charset AND known.cut_by = ?
         LIMIT 1
         """,
-        [document_id],
+        [document_id, cut_by],
     ).fetchone()
     if row is None:
         return None
@@ -156,7 +156,9 @@ def _twin(db: sqlite_utils.Database, document_id: str) -> Twin | None:
     return Twin(row[1], row[2], [Passage(**dict(zip(fields, values, strict=True))) for values in passages])
 
 
-def store(db: sqlite_utils.Database, task: Task, text: str, media_type: str, passages: Sequence[Passage]) -> list[str]:
+def store(
+    db: sqlite_utils.Database, task: Task, text: str, media_type: str, passages: Sequence[Passage], cut_by: str
+) -> list[str]:
     """Make a document searchable in the place of those of its name, whose ids are returned. Inside a write.
 
     Does nothing if the task was cancelled or the document deleted meanwhile.
@@ -172,6 +174,8 @@ def store(db: sqlite_utils.Database, task: Task, text: str, media_type: str, pas
         ).fetchall()
     ]
     _note_replaced(db, task)
+    # Not as it was submitted: another process may have had other settings.
+    db.execute("UPDATE document_versions SET cut_by = ? WHERE document_id = ?", [cut_by, task.document_id])
     for document_id in replaced:
         remove_document(db, document_id)
     db.execute("DELETE FROM uploads WHERE document_id = ?", [task.document_id])

@@ -76,7 +76,13 @@ class Library:
         waiting = database.read(lambda db: db.execute("SELECT document_id FROM uploads").fetchall())
         self._uploads.keep_only({row[0] for row in waiting})
         self._worker = Worker(
-            database, self._uploads, count_tokens, passage_tokens, seconds=seconds, on_replaced=on_replaced
+            database,
+            self._uploads,
+            count_tokens,
+            passage_tokens,
+            cut_by=self._cut_by,
+            seconds=seconds,
+            on_replaced=on_replaced,
         )
         if at_work:
             self._worker.start()

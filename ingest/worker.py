@@ -49,7 +49,8 @@ class Worker:
     """Works off the jobs in the database, oldest first, one document at a time.
 
     Each document becomes searchable in one transaction. What an earlier process left unfinished is taken up
-    again. `count_tokens` is called on the worker's thread. A document that takes more than `seconds` fails.
+    again. `count_tokens` is called on the worker's thread; `cut_by` names it and the size. A document that takes more
+    than `seconds` fails.
     `on_replaced` is called on that thread with the ids of documents whose place another has taken; it must not block.
     """
 
@@ -60,6 +61,7 @@ class Worker:
         count_tokens: Callable[[str], int],
         passage_tokens: int,
         *,
+        cut_by: str,
         seconds: float,
         on_replaced: Callable[[list[str]], None],
     ) -> None:
@@ -67,6 +69,7 @@ class Worker:
         self._uploads = uploads
         self._count_tokens = count_tokens
         self._passage_tokens = passage_tokens
+        self._cut_by = cut_by
         self._seconds = seconds
         self._on_replaced = on_replaced
         self._reader = Reader()
@@ -178,13 +181,13 @@ class Worker:
         return True
 
     def _ingest(self, task: Task) -> None:
-        work = self._database.read(partial(read_work, task=task))
+        work = self._database.read(partial(read_work, task=task, cut_by=self._cut_by))
         if work is None:
             return
         self._deadline = time.monotonic() + self._seconds
         try:
             text, media_type, passages = work.twin or self._passages(task, work)
-            write = partial(store, task=task, text=text, media_type=media_type, passages=passages)
+            write = partial(store, task=task, text=text, media_type=media_type, passages=passages, cut_by=self._cut_by)
             if replaced := self._database.write(write).result():
                 for document_id in replaced:
                     self._uploads.remove(document_id)

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import docx
 import pytest
+import sqlite_utils
 from reportlab.pdfgen.canvas import Canvas
+from sqlite_utils.migrations import Migrations
 
+from ingest import schema
 from ingest.database import Database
 from ingest.documents import Upload
 from ingest.errors import InvalidInput, NotFound, TooLarge, Unreadable
@@ -431,6 +434,40 @@ def test_deletion_leaves_nothing_in_any_table_or_file(shelf: Shelf) -> None:
         for line in shelf.library.job(job.id).documents:
             assert line.name in ("(deleted)", "wait")
     assert shelf.names("honey") == ["kept.txt"]
+
+
+def test_a_database_from_before_is_taken_over(tmp_path: Path) -> None:
+    before = Migrations("ingest")
+    for step in (schema.m001_documents, schema.m002_full_text, schema.m003_jobs):
+        before()(step)
+    database = Database(tmp_path / "library.db", before)
+
+    def fill(db: sqlite_utils.Database) -> None:
+        db.execute("INSERT INTO jobs (id, status, created_at) VALUES ('job_1', 'running', 'then')")
+        for id, name, status in (("doc_1", "old", "done"), ("doc_2", "later", "queued")):
+            db.execute(
+                "INSERT INTO documents (id, name, media_type, metadata, sha256, size, status, created_at, text)"
+                " VALUES (?, ?, 'text/plain', '{}', 'x', 5, ?, 'then', ?)",
+                [id, name, status, f"honey {name}"],
+            )
+            db.execute(
+                "INSERT INTO job_documents (job_id, document_id, name, status) VALUES ('job_1', ?, ?, ?)",
+                [id, name, status],
+            )
+
+    database.write(fill).result()
+    database.close()
+    shelf = Shelf(tmp_path)
+    assert states(shelf.library.wait("job_1", 10)) == ["done", "done"]
+    assert shelf.names("honey") == ["later"]
+    assert {(d.name, d.version, d.replaces) for d in shelf.library.documents().items} == {
+        ("old", 1, None),
+        ("later", 1, None),
+    }
+    # How it was cut is not known, so it is cut anew.
+    again = shelf.ingest(("old", "honey old")).documents[0]
+    assert (again.version, again.replaces) == (2, "doc_1")
+    shelf.close()
 
 
 def test_receive_gives_text_that_is_small_and_stores_the_rest(shelf: Shelf) -> None:
