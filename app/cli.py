@@ -79,11 +79,14 @@ def serve(host: str | None, port: int | None, data_dir: Path | None, model: str 
 
     from app.server import make_server
     from ingest.database import CannotOpen
+    from ingest.embedders import EmbedderError
 
     try:
         server = make_server(settings)
     except (CannotOpen, OSError) as error:
         raise click.ClickException(str(error)) from error
+    except EmbedderError as error:
+        raise click.ClickException(f"KEEPWHOLE_EMBEDDER: {error}") from error
     server.on_ready = lambda port: _welcome(settings, port)
     server.run()
     if server.failure is not None:
@@ -182,7 +185,8 @@ def search(query: str, top_k: int, url: str | None, api_key: str | None) -> None
     found = _client(url, api_key).call("POST", "/v1/search", json={"query": _text(query), "top_k": top_k})
     for rank, passage in enumerate(found["items"], start=1):
         place = " > ".join(part for part in (passage["name"], passage["heading"]) if part)
-        click.secho(f"{rank}. {place}  ({passage['score']:.2f})", bold=True)
+        why = ", ".join(f"{name} {place}" for name, place in passage["ranks"].items() if place is not None)
+        click.secho(f"{rank}. {place}  ({passage['score']:.2f}; {why})", bold=True)
         click.echo(passage["text"].strip() + "\n")
 
 

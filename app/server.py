@@ -208,7 +208,8 @@ class Server(uvicorn.Server):
 def make_server(settings: Settings) -> Server:
     """A server for `settings`, ready to run.
 
-    Raises ingest.database.CannotOpen if a database cannot be opened, OSError if their folder cannot be made.
+    Raises ingest.database.CannotOpen if a database cannot be opened, OSError if their folder cannot be made,
+    ingest.embedders.EmbedderError if the embedder is not there.
     """
     app = create_app(settings)
     config = uvicorn.Config(

@@ -16,6 +16,7 @@ from app.problems import Problem
 from app.settings import Settings
 from app.store import Store
 from ingest.database import Database
+from ingest.embedders import check_embedder, load_embedder
 from ingest.library import Library
 from ingest.library import migrations as ingest_migrations
 from kv.model import LoadedModel, load_model
@@ -37,11 +38,12 @@ class Services:
 class Boot:
     """Brings the service up in the background, so that probes answer while the model loads, and takes it down.
 
-    Raises ingest.database.CannotOpen if a database cannot be opened.
+    Raises ingest.database.CannotOpen if a database cannot be opened, EmbedderError if the embedder is not there.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        check_embedder(settings.embedder)
         settings.folder.mkdir(parents=True, exist_ok=True)
         self._audit = Database(settings.folder / "audit.db", audit.migrations)
         self._documents = Database(settings.folder / "library.db", ingest_migrations)
@@ -106,7 +108,12 @@ class Boot:
             log.warning("turns were cut off by the last stop and rolled back", turns=lost)
         self._engine = Engine(lambda: load_model(settings.model), self._audit, settings)
         model = await asyncio.wrap_future(self._engine.loaded)
-        library = await asyncio.to_thread(Library, self._documents, model.codec.count, settings.passage_tokens)
+        embedder = await asyncio.to_thread(load_embedder, settings.embedder)
+        library = await asyncio.to_thread(
+            Library, self._documents, model.codec.count, settings.passage_tokens, embedder
+        )
+        if (vectors := library.vectors) is not None:
+            log.info("searching by vectors too", embedder=vectors.embedder)
         known = await asyncio.to_thread(library.document_ids)
         await asyncio.wrap_future(self._engine.keep_documents(known))
         chat = ChatService(settings, model, self._engine, self._audit, library)

@@ -52,8 +52,9 @@ def decode_cursor(cursor: str) -> int:
 
 
 class _Write(Generic[T]):
-    def __init__(self, work: Callable[[sqlite_utils.Database], T]) -> None:
+    def __init__(self, work: Callable[[sqlite_utils.Database], T], then: Callable[[T], None] | None) -> None:
         self.work = work
+        self.then = then
         self.future: Future[T] = Future()
 
     def run(self, db: sqlite_utils.Database) -> None:
@@ -63,6 +64,8 @@ class _Write(Generic[T]):
             db.execute("BEGIN IMMEDIATE")
             result = self.work(db)
             db.commit()
+            if self.then is not None:
+                self.then(result)
         except BaseException as error:
             db.rollback()
             self.future.set_exception(error)
@@ -103,13 +106,15 @@ class Database:
             self._writer.join()
             raise CannotOpen(f"cannot open database {path}: {error}") from error
 
-    def write(self, work: Callable[[sqlite_utils.Database], T]) -> Future[T]:
+    def write(self, work: Callable[[sqlite_utils.Database], T], then: Callable[[T], None] | None = None) -> Future[T]:
         """Queue `work` for the writer thread, which runs it inside BEGIN IMMEDIATE, first come first served.
 
-        The future resolves after the commit. Whatever `work` raises rolls the transaction back and lands in
-        the future. `work` must return values, not cursors. Raises RuntimeError once closed.
+        The future resolves after the commit, and after `then`, which the writer thread calls with the result once it
+        is committed: what is held in memory follows the database in the order of commits. Whatever `work` raises rolls
+        the transaction back and lands in the future. `work` must return values, not cursors. Raises RuntimeError once
+        closed.
         """
-        item = _Write(work)
+        item = _Write(work, then)
         with self._lock:
             self._refuse_if_closed()
             self._queue.put(item)

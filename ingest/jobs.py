@@ -14,6 +14,7 @@ from typing import NamedTuple
 import sqlite_utils
 
 from ingest.database import Database
+from ingest.embedding import Change, Vectors
 from ingest.passages import Passage, cut
 
 _log = logging.getLogger(__name__)
@@ -45,13 +46,20 @@ class Worker:
     """Works off the jobs in the database, oldest first, one document at a time.
 
     Each document becomes searchable in one transaction. What an earlier process left unfinished is taken up
-    again. `count_tokens` is called on the worker's thread.
+    again. `count_tokens` is called on the worker's thread, which embeds the passages too, if there are `vectors`.
     """
 
-    def __init__(self, database: Database, count_tokens: Callable[[str], int], passage_tokens: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        count_tokens: Callable[[str], int],
+        passage_tokens: int,
+        vectors: Vectors | None,
+    ) -> None:
         self._database = database
         self._count_tokens = count_tokens
         self._passage_tokens = passage_tokens
+        self._vectors = vectors
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._progress = threading.Condition()
@@ -117,7 +125,7 @@ class Worker:
             return
         try:
             passages = cut(*found, self._count, self._passage_tokens)
-            self._database.write(lambda db: _store(db, task, passages)).result()
+            self._store(task, passages)
         except sqlite3.OperationalError:
             raise
         except Exception as error:
@@ -125,22 +133,40 @@ class Worker:
             reason = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
             self._database.write(lambda db: _settle(db, task, "failed", reason)).result()
 
+    def _store(self, task: _Task, passages: list[Passage]) -> None:
+        """Record passages and vectors in one transaction."""
+        vectors = self._vectors
+        if vectors is None:
+            self._database.write(lambda db: _store(db, task, passages)).result()
+            return
+        embedded = vectors.embed((passage.heading, passage.text) for passage in passages)
+
+        def work(db: sqlite_utils.Database) -> Change:
+            ids, replaced = _store(db, task, passages)
+            return Change(replaced, vectors.insert(db, zip(ids, embedded, strict=False)))
+
+        self._database.write(work, vectors.apply).result()
+
     def _count(self, text: str) -> int:
         if self._stopping.is_set():
             raise _Stopped
         return self._count_tokens(text)
 
 
-def remove_document(db: sqlite_utils.Database, document_id: str) -> bool:
-    """Delete a document with its passages and index rows; False if there is none. Inside a write."""
+def remove_document(db: sqlite_utils.Database, document_id: str) -> int | None:
+    """Delete a document with its passages, index rows and vectors. Inside a write.
+
+    Returns its number, None if there is no such document.
+    """
     db.execute(
         "UPDATE job_documents SET status = 'cancelled', error = 'deleted before it was ingested'"
         " WHERE document_id = ? AND status IN ('queued', 'running')",
         [document_id],
     )
     db.execute("DELETE FROM passages WHERE document_id = ?", [document_id])
-    deleted: int = db.execute("DELETE FROM documents WHERE id = ?", [document_id]).rowcount
-    return deleted == 1
+    row = db.execute("SELECT number FROM documents WHERE id = ?", [document_id]).fetchone()
+    db.execute("DELETE FROM documents WHERE id = ?", [document_id])
+    return None if row is None else row[0]
 
 
 def _next_job(db: sqlite_utils.Database) -> str | None:
@@ -168,19 +194,21 @@ def _text(db: sqlite_utils.Database, task: _Task) -> tuple[str, str] | None:
     return None if row is None else (row[0], row[1])
 
 
-def _store(db: sqlite_utils.Database, task: _Task, passages: list[Passage]) -> None:
+def _store(db: sqlite_utils.Database, task: _Task, passages: list[Passage]) -> tuple[list[str], list[int]]:
+    """(the passages' ids, the numbers of the documents they replace); nothing if the document is gone meanwhile."""
     row = db.execute("SELECT number, name FROM documents WHERE id = ?", [task.document_id]).fetchone()
     if row is None:
-        return
-    older = db.execute("SELECT id FROM documents WHERE name = ? AND number < ?", [row[1], row[0]]).fetchall()
-    for (document_id,) in older:
+        return [], []
+    older = db.execute("SELECT id, number FROM documents WHERE name = ? AND number < ?", [row[1], row[0]]).fetchall()
+    for document_id, _ in older:
         remove_document(db, document_id)
+    ids = [new_id("pas") for _ in passages]
     db.conn.executemany(
         'INSERT INTO passages (id, document_id, ordinal, kind, heading, "start", "end", tokens, part, text)'
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            (new_id("pas"), task.document_id, n, p.kind, p.heading, p.start, p.end, p.tokens, p.part, p.text)
-            for n, p in enumerate(passages)
+            (id, task.document_id, n, p.kind, p.heading, p.start, p.end, p.tokens, p.part, p.text)
+            for n, (id, p) in enumerate(zip(ids, passages, strict=True))
         ),
     )
     db.execute(
@@ -188,6 +216,7 @@ def _store(db: sqlite_utils.Database, task: _Task, passages: list[Passage]) -> N
         [sum(passage.tokens for passage in passages), len(passages), task.document_id],
     )
     _settle(db, task, "done", None)
+    return ids, [number for _, number in older]
 
 
 def _settle(db: sqlite_utils.Database, task: _Task, status: str, error: str | None) -> None:
