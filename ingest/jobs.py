@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
 _MAX_ERROR = 500
+_EMBEDDED_AT_ONCE = 64
 
 
 class _Stopped(BaseException):
@@ -139,7 +140,12 @@ class Worker:
         if vectors is None:
             self._database.write(lambda db: _store(db, task, passages)).result()
             return
-        embedded = vectors.embed((passage.heading, passage.text) for passage in passages)
+        embedded: list[bytes] = []
+        for start in range(0, len(passages), _EMBEDDED_AT_ONCE):
+            if self._stopping.is_set():
+                raise _Stopped
+            batch = passages[start : start + _EMBEDDED_AT_ONCE]
+            embedded += vectors.embed((passage.heading, passage.text) for passage in batch)
 
         def work(db: sqlite_utils.Database) -> Change:
             ids, replaced = _store(db, task, passages)
