@@ -22,8 +22,8 @@ _TEXTS_AT_ONCE = 16
 class TransformerEmbedder:
     """Token vectors of a transformer, pooled as its `1_Pooling/config.json` says: the mean, or the first token's."""
 
-    # Chosen like those of `StaticEmbedder`, with all-MiniLM-L6-v2.
-    weight = 1.0
+    # As in `StaticEmbedder`, with all-MiniLM-L6-v2.
+    weight = 0.3
     least_cosine = 0.2
 
     def __init__(self, model: Path, tokenizer: Path, folder: Path) -> None:
