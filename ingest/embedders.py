@@ -82,7 +82,7 @@ class StaticEmbedder:
     dimension = 256
     # Chosen on half the queries of two data sets, see tests/benchmarks/retrieval.py.
     weight = 0.2
-    # XQuAD's answers are nearer than this to 97 questions of 100; small talk is further from everything.
+    # Of XQuAD's questions 98 in 100 are nearer than this to their paragraph; most small talk is further from all.
     least_cosine = 0.2
 
     def __init__(self, weights: Path, tokenizer: Path) -> None:
