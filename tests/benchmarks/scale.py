@@ -2,13 +2,13 @@
 
     .uv/bin/uv run python -m tests.benchmarks.scale CRANFIELD.json [--passages 1000]… [--out RESULT.json]
 
-Each size runs in a process of its own. Documents of sentences drawn from CRANFIELD.json (as for
-`tests.benchmarks.retrieval`), so that words are as frequent as in real text, are ingested with WordLlama's vectors;
-tokens are counted by a regular expression, so what the model's tokenizer takes comes on top. Then the library is opened
-again, the time until vectors are searched is taken, and real queries are asked: of everything, under a filter that lets
-a hundredth of the documents through, by words alone, and of four threads at once. At last an event loop ticks every
-2 ms, as the service's does: its latest tick says for how long a search held the interpreter. `load` is the machine's
-load average.
+Documents of sentences drawn from CRANFIELD.json (as for `tests.benchmarks.retrieval`), so that words are as frequent as
+in real text, are ingested with WordLlama's vectors; tokens are counted by a regular expression, so what the model's
+tokenizer takes comes on top. Then the library is opened again in another process, the time until vectors are searched
+is taken, and real queries are asked: of everything, under a filter that lets a hundredth of the documents through, of
+four threads at once, and by words alone. An event loop ticks every 2 ms meanwhile, as the service's does: its latest
+tick says for how long a search held the interpreter, beside the latest of an idle one. `ingest_load` and `search_load`
+are the machine's load averages: what neighbours take makes other figures worse, processor time (`cpu`) hardly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from ingest.library import Filter, Library, migrations
 SIZES = (1_000, 10_000, 100_000)
 PARAGRAPHS = 8
 SENTENCES = 4
-QUERIES = 200
+QUERIES = 100
+NAME = "library.db"
 TICK = 0.002
 
 Ask = Callable[[str], object]
@@ -61,69 +62,78 @@ def uploads(sentences: Sequence[str]) -> Iterator[Upload]:
         yield read_text(f"{n % 100}/{n}.md", text + "\n", metadata={"n": n}, max_bytes=10_000_000)
 
 
-def main_of(data: Path, passages: int, folder: Path) -> dict[str, Any]:
-    """All figures of one size."""
-    collection = json.loads(data.read_text())
+def ingest(data: Path, folder: Path, passages: int) -> dict[str, Any]:
+    """Fill a library in `folder`, and what that took."""
     sentences = [
         " ".join(sentence.split())
-        for document in collection["docs"].values()
+        for document in json.loads(data.read_text())["docs"].values()
         for sentence in document["text"].split(" .\n")
         if len(sentence.split()) > 5
     ]
-    queries = list(collection["queries"].values())[:QUERIES]
-    embedder = load_embedder("wordllama")
-    path = folder / "library.db"
-    database = Database(path, migrations)
-    library = Library(database, words, 192, embedder)
-    source, texts, ingested, worked, count = uploads(sentences), 0, 0.0, 0.0, 0
+    database = Database(folder / NAME, migrations)
+    library = Library(database, words, 192, load_embedder("wordllama"))
+    source, texts, count, seconds, worked = uploads(sentences), 0, 0, 0.0, 0.0
     while count < passages:
         batch = list(itertools.islice(source, min(250, -(-(passages - count) // (2 * PARAGRAPHS)))))
         started, busy = time.perf_counter(), time.process_time()
         library.wait(library.submit(batch).id)
-        ingested += time.perf_counter() - started
+        seconds += time.perf_counter() - started
         worked += time.process_time() - busy
         texts += sum(len(document.text.encode()) for document in batch)
         count = database.read(lambda db: db.execute("SELECT count(*) FROM passages").fetchone()[0])
     library.close()
     database.close()
-    stored = path.stat().st_size
+    return {
+        "passages": count,
+        "ingest_load": load(),
+        "ingest_passages_per_s": round(count / seconds),
+        "ingest_passages_per_cpu_s": round(count / worked),
+        "bytes_per_passage": round((folder / NAME).stat().st_size / count),
+        "text_bytes_per_passage": round(texts / count),
+    }
 
+
+def search(data: Path, folder: Path) -> dict[str, Any]:
+    """Open the library in `folder` and ask it."""
+    queries = list(json.loads(data.read_text())["queries"].values())[:QUERIES]
+    embedder = load_embedder("wordllama")
     before = resident_bytes()
-    database = Database(path, migrations)
+    database = Database(folder / NAME, migrations)
     started = time.perf_counter()
     library = Library(database, words, 192, embedder)
     library.wait_for_vectors()
-    loaded = time.perf_counter() - started
-    held = resident_bytes() - before
-    kinds: dict[str, Ask] = {
-        "all": lambda query: library.search(query, 10),
-        "filtered": lambda query: library.search(query, 10, Filter(path="7")),
-    }
-    for kind in kinds.values():
-        kind(queries[0])
-    result = {
-        "passages": count,
-        "load": round(os.getloadavg()[0], 1),
-        "ingest_passages_per_s": round(count / ingested),
-        "ingest_passages_per_cpu_s": round(count / worked),
-        "bytes_per_passage": round(stored / count),
-        "text_bytes_per_passage": round(texts / count),
-        "vectors_ready_s": round(loaded, 2),
-        "memory_mb": round(held / 1e6),
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
-        "search_ms": {name: search_figures(ask, queries) for name, ask in kinds.items()},
-    }
+    ready = time.perf_counter() - started
+
+    def everything(query: str) -> None:
+        library.search(query, 10)
+
+    def filtered(query: str) -> None:
+        library.search(query, 10, Filter(path="7"))
+
+    everything(queries[0])
+    figures = {"everything": search_figures(everything, queries), "filtered": search_figures(filtered, queries)}
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda query: timed(kinds["all"], [query])[0], queries))
-    result["search_ms"]["four threads"] = percentiles(together)
-    result["event_loop_late_ms"] = asyncio.run(lateness(kinds["all"], queries))
+        figures["four threads"] = percentiles(list(pool.map(lambda query: timed(everything, [query])[0], queries)))
+    late = asyncio.run(lateness(everything, queries))
     library.close()
+    held = resident_bytes() - before
     words_only = Library(database, words, 192)
-    ask: Ask = lambda query: words_only.search(query, 10)  # noqa: E731
-    result["search_ms"]["words alone"] = search_figures(ask, queries)
+    figures["words alone"] = search_figures(lambda query: words_only.search(query, 10), queries)
     words_only.close()
     database.close()
-    return result
+    return {
+        "vectors_ready_s": round(ready, 2),
+        "memory_mb": round(held / 1e6),
+        "process_memory_mb": round(resident_bytes() / 1e6),
+        "search_load": load(),
+        "search_ms": figures,
+        "event_loop_late_ms": late,
+    }
+
+
+def load() -> float:
+    """The machine's load average of the last minute."""
+    return round(os.getloadavg()[0], 1)
 
 
 def timed(ask: Ask, queries: Sequence[str]) -> list[float]:
@@ -154,7 +164,7 @@ async def lateness(ask: Ask, queries: Sequence[str]) -> dict[str, dict[str, floa
             late.append(time.perf_counter() - due)
 
     ticking = asyncio.create_task(tick())
-    await asyncio.sleep(1)
+    await asyncio.sleep(5)
     idle = percentiles(late)
     late.clear()
     for query in queries:
@@ -175,10 +185,10 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def in_folder(data: Path, passages: int) -> dict[str, Any]:
-    """One size in a folder of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        return main_of(data, passages, Path(folder))
+def apart(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Call it in a process of its own, whose memory is its alone."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
 
 
 @click.command()
@@ -189,8 +199,8 @@ def main(data: Path, sizes: tuple[int, ...], out: Path | None) -> None:
     """Measure."""
     results = []
     for passages in sizes:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            results.append(pool.apply(in_folder, (data, passages)))
+        with tempfile.TemporaryDirectory() as folder:
+            results.append({**apart(ingest, data, Path(folder), passages), **apart(search, data, Path(folder))})
         print(json.dumps(results[-1]), flush=True)
     if out is not None:
         out.write_text(json.dumps({"machine": platform.platform(), "results": results}, indent=1) + "\n")
