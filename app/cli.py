@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -83,11 +84,14 @@ def serve(host: str | None, port: int | None, data_dir: Path | None, model: str 
 
     from app.server import make_server
     from ingest.database import CannotOpen
+    from ingest.embedders import EmbedderError
 
     try:
         server = make_server(settings, lock)
     except CannotOpen as error:
         raise click.ClickException(str(error)) from error
+    except EmbedderError as error:
+        raise click.ClickException(f"KEEPWHOLE_EMBEDDER: {error}") from error
     server.on_ready = lambda port: _welcome(settings, port)
     server.run()
     if server.failure is not None:
@@ -206,9 +210,11 @@ def search(query: str, top_k: int, url: str | None, api_key: str | None) -> None
     """Show the passages that match QUERY best, from the running server, or from the data folder if there is none."""
     with closing(_shelf(url, api_key, to_ingest=False)) as shelf:
         found = shelf.search(printable(query), top_k)
-    for rank, passage in enumerate(found, start=1):
+    for number, passage in enumerate(found, start=1):
         place = " > ".join(part for part in (passage.name, passage.heading) if part)
-        click.secho(f"{rank}. {place}  ({passage.score or 0:.2f})", bold=True)
+        ranks = {} if passage.ranks is None else msgspec.structs.asdict(passage.ranks)
+        why = "".join(f"; {name} {rank}" for name, rank in ranks.items() if rank is not None)
+        click.secho(f"{number}. {place}  ({passage.score or 0:.2f}{why})", bold=True)
         click.echo(passage.text.strip() + "\n")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from app.settings import Settings
 from ingest.database import Database
+from ingest.embedders import load_embedder
 from ingest.library import Library
 from ingest.library import migrations as ingest_migrations
 
@@ -23,11 +24,15 @@ def open_library(
     on_replaced: Callable[[list[str]], None] = lambda _: None,
     at_work: bool = True,
 ) -> Library:
-    """The library, which goes on with unfinished jobs at once, unless it is only looked at."""
+    """The library, which goes on with unfinished jobs at once, unless it is only looked at.
+
+    Raises ingest.embedders.EmbedderError.
+    """
     return Library(
         database,
         count_tokens,
         settings.passage_tokens,
+        load_embedder(settings.embedder),
         tokenizer=settings.model,
         seconds=settings.ingest_seconds,
         on_replaced=on_replaced,

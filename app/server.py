@@ -213,7 +213,8 @@ class Server(uvicorn.Server):
 def make_server(settings: Settings, lock: FolderLock) -> Server:
     """A server for `settings`, ready to run, which has the lock of their data folder.
 
-    Raises ingest.database.CannotOpen if a database cannot be opened.
+    Raises ingest.database.CannotOpen if a database cannot be opened, ingest.embedders.EmbedderError if the embedder is
+    not there.
     """
     app = create_app(settings, lock)
     config = uvicorn.Config(

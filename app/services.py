@@ -18,6 +18,7 @@ from app.problems import Problem
 from app.settings import Settings
 from app.store import Store
 from ingest.database import Database
+from ingest.embedders import check_embedder
 from ingest.library import Library
 from kv.model import LoadedModel, load_model
 
@@ -39,12 +40,13 @@ class Boot:
     """Brings the service up in the background, so that probes answer while the model loads, and takes it down.
 
     lock: the data folder's, which is released at the end. Raises ingest.database.CannotOpen if a database cannot be
-    opened.
+    opened, EmbedderError if the embedder is not there.
     """
 
     def __init__(self, settings: Settings, lock: FolderLock) -> None:
         self.settings = settings
         self._lock = lock
+        check_embedder(settings.embedder)
         self._audit = Database(settings.folder / "audit.db", audit.migrations)
         self._documents = open_documents(settings)
         self._engine: Engine | None = None
@@ -121,6 +123,8 @@ class Boot:
 
         count = model.codec.count
         library = await asyncio.to_thread(open_library, self._documents, count, settings, on_replaced=forget)
+        if (vectors := library.vectors) is not None:
+            log.info("searching by vectors too", embedder=vectors.embedder)
         known = await asyncio.to_thread(library.document_ids)
         await asyncio.wrap_future(engine.keep_documents(known))
         chat = ChatService(settings, model, engine, self._audit, library)

@@ -24,6 +24,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bank_memory_mb, bank_disk_mb: K/V of passages kept for reuse by all sessions, in memory and then on disk; 0 turns a
     tier off, and both at 0 make every session read its passages itself. bank_recompute: first tokens of a passage from
     the bank that a session reads anew, behind what it holds.
+    embedder: "wordllama", "minilm", a sentence-transformers folder, or "none" for full-text search alone.
     passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one request's body.
     ingest_seconds: most seconds that one document may take to be read and cut.
     max_turns: turns worked on at once; more are answered 503. blas: see `kv.blas`.
@@ -42,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bank_memory_mb: int = 512
     bank_disk_mb: int = 4096
     bank_recompute: int = 0
+    embedder: str = "wordllama"
     passage_tokens: int = 192
     max_upload_mb: int = 20
     ingest_seconds: int = 300

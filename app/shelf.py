@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, BinaryIO, Protocol
@@ -16,11 +17,14 @@ from app.library import open_documents, open_library
 from app.settings import Settings
 from app.walk import SourceFile
 from ingest.database import CannotOpen
+from ingest.embedders import EmbedderError
 from ingest.errors import InvalidInput
 from ingest.records import Document, Job, StoredPassage
 
 # Files up to so many bytes together are read first and sent in one request.
 TOGETHER = 500_000
+
+_LOADING_SECONDS = 30.0
 
 
 class Shelf(Protocol):
@@ -124,9 +128,12 @@ class OwnFolder:
             except (CannotOpen, OSError) as error:
                 raise click.ClickException(str(error)) from error
             stack.callback(database.close)
-            self._library = open_library(
-                database, count_tokens() if count_tokens else len, settings, at_work=count_tokens is not None
-            )
+            try:
+                self._library = open_library(
+                    database, count_tokens() if count_tokens else len, settings, at_work=count_tokens is not None
+                )
+            except EmbedderError as error:
+                raise click.ClickException(f"KEEPWHOLE_EMBEDDER: {error}") from error
             stack.callback(self._library.close)
             self._stack = stack.pop_all()
 
@@ -160,6 +167,10 @@ class OwnFolder:
 
     def search(self, query: str, top_k: int) -> list[StoredPassage]:
         """See Shelf."""
+        # Vectors are read from disk first; without them words alone would be searched.
+        deadline = time.monotonic() + _LOADING_SECONDS
+        while (vectors := self._library.vectors) and not vectors.ready and time.monotonic() < deadline:
+            time.sleep(0.02)
         try:
             return self._library.search(query, top_k)
         except InvalidInput as error:

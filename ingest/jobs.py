@@ -36,6 +36,13 @@ class Twin(NamedTuple):
     passages: list[Passage]
 
 
+class Stored(NamedTuple):
+    """What `store` did: ids of the passages that came, and id and number of each document whose place they took."""
+
+    passage_ids: list[str]
+    replaced: list[tuple[str, int]]
+
+
 class Work(NamedTuple):
     """What there is to do for a task.
 
@@ -158,17 +165,17 @@ def _twin(db: sqlite_utils.Database, document_id: str, cut_by: str) -> Twin | No
 
 def store(
     db: sqlite_utils.Database, task: Task, text: str, media_type: str, passages: Sequence[Passage], cut_by: str
-) -> list[str]:
-    """Make a document searchable in the place of those of its name, whose ids are returned. Inside a write.
+) -> Stored:
+    """Make a document searchable in the place of those of its name. Inside a write.
 
     Does nothing if the task was cancelled or the document deleted meanwhile.
     """
     if not _is_open(db, task):
-        return []
+        return Stored([], [])
     replaced = [
-        row[0]
+        (row[0], row[1])
         for row in db.execute(
-            "SELECT older.id FROM documents JOIN documents AS older"
+            "SELECT older.id, older.number FROM documents JOIN documents AS older"
             " ON older.name = documents.name AND older.number < documents.number WHERE documents.id = ?",
             [task.document_id],
         ).fetchall()
@@ -176,15 +183,16 @@ def store(
     _note_replaced(db, task)
     # Not as it was submitted: another process may have had other settings.
     db.execute("UPDATE document_versions SET cut_by = ? WHERE document_id = ?", [cut_by, task.document_id])
-    for document_id in replaced:
+    for document_id, _ in replaced:
         remove_document(db, document_id)
+    ids = [new_id("pas") for _ in passages]
     db.execute("DELETE FROM uploads WHERE document_id = ?", [task.document_id])
     db.conn.executemany(
         'INSERT INTO passages (id, document_id, ordinal, kind, heading, "start", "end", tokens, part, text)'
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            (new_id("pas"), task.document_id, n, p.kind, p.heading, p.start, p.end, p.tokens, p.part, p.text)
-            for n, p in enumerate(passages)
+            (id, task.document_id, n, p.kind, p.heading, p.start, p.end, p.tokens, p.part, p.text)
+            for n, (id, p) in enumerate(zip(ids, passages, strict=True))
         ),
     )
     db.execute(
@@ -192,7 +200,7 @@ def store(
         [text, media_type, sum(passage.tokens for passage in passages), len(passages), task.document_id],
     )
     settle(db, task, "done", None)
-    return replaced
+    return Stored(ids, replaced)
 
 
 def _note_replaced(db: sqlite_utils.Database, task: Task) -> None:
@@ -291,8 +299,11 @@ def _is_wanted_elsewhere(db: sqlite_utils.Database, task: Task) -> bool:
     return db.execute(sql, [task.document_id, task.number]).fetchone() is not None
 
 
-def remove_document(db: sqlite_utils.Database, document_id: str) -> bool:
-    """Delete a document with its passages and index rows; False if there is none. Inside a write."""
+def remove_document(db: sqlite_utils.Database, document_id: str) -> int | None:
+    """Delete a document with its passages, index rows and vectors. Inside a write.
+
+    Returns its number, None if there is no such document.
+    """
     db.execute(
         "UPDATE job_documents SET status = 'cancelled', error = 'deleted before it was ingested',"
         f" change = {_NEXT_CHANGE.format(job_id='job_documents.job_id')}"
@@ -300,22 +311,24 @@ def remove_document(db: sqlite_utils.Database, document_id: str) -> bool:
         [document_id],
     )
     db.execute("DELETE FROM passages WHERE document_id = ?", [document_id])
-    deleted: int = db.execute("DELETE FROM documents WHERE id = ?", [document_id]).rowcount
+    row = db.execute("SELECT number FROM documents WHERE id = ?", [document_id]).fetchone()
+    db.execute("DELETE FROM documents WHERE id = ?", [document_id])
     _count_deletion(db)
-    return deleted == 1
+    return None if row is None else row[0]
 
 
-def delete_document(db: sqlite_utils.Database, document_id: str) -> bool:
+def delete_document(db: sqlite_utils.Database, document_id: str) -> int | None:
     """`remove_document` for good: jobs forget the name, of its earlier versions too. Inside a write."""
     row = db.execute("SELECT name FROM documents WHERE id = ?", [document_id]).fetchone()
-    if row is None or not remove_document(db, document_id):
-        return False
+    if row is None:
+        return None
+    number = remove_document(db, document_id)
     db.execute(
         "UPDATE job_documents SET name = ?, error = CASE status WHEN 'failed' THEN ? ELSE error END"
         " WHERE name = ? AND document_id NOT IN (SELECT id FROM documents)",
         [_DELETED, _DELETED, row[0]],
     )
-    return True
+    return number
 
 
 def _count_deletion(db: sqlite_utils.Database) -> None:

@@ -7,12 +7,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
+from ingest import retrieval
 from ingest.database import Database, Page, decode_cursor, encode_cursor
-from ingest.documents import Upload, as_utf8, check_metadata, encode_text
+from ingest.documents import Upload, as_utf8, encode_text
+from ingest.embedders import Embedder
+from ingest.embedding import Change, Vectors, VectorsState
 from ingest.errors import InvalidInput, NotFound
 from ingest.jobs import cancel, delete_document, read_changes, read_jobs
-from ingest.queries import fts_query
-from ingest.records import Document, Filter, Job, JobChanges, JobDocument, StoredPassage
+from ingest.records import PASSAGE_COLUMNS, Document, Filter, Job, JobChanges, JobDocument, StoredPassage, to_passage
 from ingest.schema import migrations
 from ingest.submissions import submit
 from ingest.uploads import StoredUpload, UploadFolder
@@ -32,7 +34,6 @@ __all__ = [
 MAX_LIMIT = 200
 MAX_TOP_K = 50
 
-_KINDS = ("prose", "code", "table", "list")
 # A book of a thousand pages is read and cut in seconds.
 _SECONDS = 300.0
 
@@ -41,22 +42,19 @@ _DOCUMENT = (
     " version, replaces"
 )
 _DOCUMENTS = "documents JOIN document_versions ON document_id = id"
-_PASSAGE = (
-    "passages.number, passages.id, document_id, documents.name, passages.text, kind, passages.heading,"
-    ' "start", "end", passages.tokens, part'
-)
 
 
 class Library:
     """Documents and their passages in one database, with one background worker that ingests them.
 
     `count_tokens` measures text in model tokens, on the worker's thread; no passage has more than
-    `passage_tokens`. `tokenizer` names what counts: passages that were cut by another are not taken for these.
-    Jobs that an earlier process left unfinished are resumed; uploads wait beside the database's file. A document
-    that takes more than `seconds` to read and cut fails. `on_replaced` is called, on the worker's thread, with the
-    ids of documents whose place another of their name has taken. With `at_work` false jobs wait for another library
-    on this database. Every method blocks; a write returns when it is
-    committed. Close the library before its database.
+    `passage_tokens`. `embedder` gives passages their vectors; None leaves search to full text. `tokenizer` names what
+    counts: passages that were cut by another are not taken for these. Jobs that an earlier process left unfinished are
+    resumed, and passages without a vector of this embedder are embedded in the background; uploads wait beside the
+    database's file. A document that takes more than `seconds` to read and cut fails. `on_replaced` is called, on the
+    worker's thread, with the ids of documents whose place another of their name has taken. With `at_work` false jobs
+    wait for another library on this database. Every method blocks; a write returns when it is committed. Close the
+    library before its database.
     """
 
     def __init__(
@@ -64,6 +62,7 @@ class Library:
         database: Database,
         count_tokens: Callable[[str], int],
         passage_tokens: int,
+        embedder: Embedder | None = None,
         *,
         tokenizer: str = "",
         seconds: float = _SECONDS,
@@ -75,17 +74,28 @@ class Library:
         self._uploads = UploadFolder(database.path.with_name(f"{database.path.name}-uploads"))
         waiting = database.read(lambda db: db.execute("SELECT document_id FROM uploads").fetchall())
         self._uploads.keep_only({row[0] for row in waiting})
+        self._vectors = None if embedder is None else Vectors(database, embedder)
         self._worker = Worker(
             database,
             self._uploads,
             count_tokens,
             passage_tokens,
+            self._vectors,
             cut_by=self._cut_by,
             seconds=seconds,
             on_replaced=on_replaced,
         )
         if at_work:
             self._worker.start()
+
+    @property
+    def vectors(self) -> VectorsState | None:
+        """How far search by vectors is; None without an embedder."""
+        return None if self._vectors is None else self._vectors.state
+
+    def wait_for_vectors(self, timeout: float | None = None) -> bool:
+        """Block until every passage has its vector: True, also without an embedder; or for `timeout` seconds: False."""
+        return self._vectors is None or self._vectors.wait(timeout)
 
     def receive(
         self,
@@ -209,11 +219,11 @@ class Library:
         _check_count("limit", limit, MAX_LIMIT)
         self.document(document_id)
         sql = (
-            f"SELECT ordinal, {_PASSAGE} FROM passages JOIN documents ON documents.id = document_id"
+            f"SELECT ordinal, {PASSAGE_COLUMNS} FROM passages JOIN documents ON documents.id = document_id"
             " WHERE document_id = ? AND ordinal > ? ORDER BY ordinal LIMIT ?"
         )
         rows = self._database.read(lambda db: db.execute(sql, [document_id, after, limit + 1]).fetchall())
-        return _page([(row[0], _passage(row[1:])) for row in rows], limit)
+        return _page([(row[0], to_passage(row[1:])) for row in rows], limit)
 
     def delete(self, document_id: str) -> None:
         """Delete a document, its passages and its index rows, ingested or not. Raises NotFound.
@@ -221,43 +231,36 @@ class Library:
         Once the worker has nothing else to do, nothing of it is left in the database's files either; of the jobs that
         had it stay its id and its state.
         """
-        if not self._database.write(lambda db: delete_document(db, document_id)).result():
+        number = self._database.write(lambda db: delete_document(db, document_id), self._forget).result()
+        if number is None:
             raise NotFound("document", document_id)
         self._worker.drop([document_id])
 
-    def search(self, query: str, top_k: int, filter: Filter | None = None) -> list[StoredPassage]:
-        """The `top_k` passages that match any word of `query` best by bm25, best first; [] for no word.
+    def _forget(self, document: int | None) -> None:
+        if self._vectors is not None and document is not None:
+            self._vectors.apply(Change([document], []))
 
-        Only ingested documents have passages; of these, `filter` says which are searched. Raises InvalidInput for a
-        `top_k` outside 1..50 or a bad filter.
+    def search(self, query: str, top_k: int, filter: Filter | None = None) -> list[StoredPassage]:
+        """The `top_k` passages that match `query` best, best first; [] for a query without a word. Any text is a query.
+
+        Full text (bm25, any word of the query) and, with an embedder, vectors are searched, and fused by rank; each
+        passage says its rank in both. A passage without a vector as yet is found by its words. Only ingested documents
+        have passages; of these, `filter` says which are searched. Raises InvalidInput for a `top_k` outside 1..50 or a
+        bad filter.
         """
         _check_count("top_k", top_k, MAX_TOP_K)
-        conditions, bound = _conditions(filter or Filter())
-        match = fts_query(query)
-        if match is None:
-            return []
-        sql = (
-            f"SELECT {_PASSAGE}, -bm25(passages_fts) AS score FROM passages_fts"
-            " JOIN passages ON passages.number = passages_fts.rowid"
-            " JOIN documents ON documents.id = document_id"
-            f" WHERE {' AND '.join(['passages_fts MATCH ?', *conditions])}"
-            " ORDER BY score DESC, passages.number LIMIT ?"
-        )
-        rows = self._database.read(lambda db: db.execute(sql, [match, *bound, top_k]).fetchall())
-        return [_passage(row) for row in rows]
+        return retrieval.search(self._database, self._vectors, query, top_k, filter or Filter())
 
     def close(self) -> None:
-        """Stop the worker. Unfinished jobs are resumed by the next library on this database."""
+        """Stop the background threads. Unfinished jobs are resumed by the next library on this database."""
         self._worker.stop()
+        if self._vectors is not None:
+            self._vectors.stop()
 
 
 def _document(row: tuple[Any, ...]) -> Document:
     fields = dict(zip(Document.__struct_fields__, row[1:], strict=True))
     return Document(**{**fields, "metadata": json.loads(fields["metadata"])})
-
-
-def _passage(row: tuple[Any, ...]) -> StoredPassage:
-    return StoredPassage(**dict(zip(StoredPassage.__struct_fields__, row[1:], strict=False)))
 
 
 def _before(cursor: str | None) -> tuple[str, list[int]]:
@@ -273,38 +276,3 @@ def _page(rows: list[tuple[int, Any]], limit: int) -> Page[Any]:
     """A page of `limit` from numbered rows, of which one more was asked for to see whether others follow."""
     more = len(rows) > limit
     return Page([row for _, row in rows[:limit]], encode_cursor(rows[limit - 1][0]) if more else None)
-
-
-def _conditions(filter: Filter) -> tuple[list[str], list[Any]]:
-    conditions: list[str] = []
-    bound: list[Any] = []
-    if filter.document_id is not None:
-        ids = [filter.document_id] if isinstance(filter.document_id, str) else filter.document_id
-        conditions.append("documents.id IN (SELECT value FROM json_each(?))")
-        bound.append(json.dumps(ids))
-    if filter.name is not None:
-        conditions.append("documents.name = ?")
-        bound.append(filter.name)
-    if filter.kind is not None:
-        if filter.kind not in _KINDS:
-            raise InvalidInput("filter.kind", filter.kind, f"it must be one of {', '.join(_KINDS)}")
-        conditions.append("passages.kind = ?")
-        bound.append(filter.kind)
-    for key, value in check_metadata(filter.metadata, "filter.metadata").items():
-        # json_each, since a path for json_extract cannot hold every key.
-        conditions.append(
-            "EXISTS (SELECT 1 FROM json_each(documents.metadata) AS entry"
-            f" WHERE entry.key = ? AND {_same_value(value)})"
-        )
-        bound += [key] if value is None or isinstance(value, bool) else [key, value]
-    return conditions, bound
-
-
-def _same_value(value: object) -> str:
-    if value is None:
-        return "entry.type = 'null'"
-    if isinstance(value, bool):
-        return "entry.type = 'true'" if value else "entry.type = 'false'"
-    if isinstance(value, str):
-        return "entry.type = 'text' AND entry.value = ?"
-    return "entry.type IN ('integer', 'real') AND entry.value = ?"

@@ -135,5 +135,25 @@ def jobs_m004_versions_and_uploads(db: sqlite_utils.Database) -> None:
     )
 
 
-for step in (m001_documents, m002_full_text, m003_jobs, jobs_m004_versions_and_uploads):
+def m004_vectors(db: sqlite_utils.Database) -> None:
+    # float16, little-endian. AUTOINCREMENT: a search that still holds a deleted vector's number must not meet
+    # another passage under it, as it could under a passage's own number.
+    db.executescript(
+        """
+        CREATE TABLE embedders (
+            number INTEGER PRIMARY KEY,
+            name TEXT NOT NULL UNIQUE,
+            dimension INTEGER NOT NULL
+        );
+        CREATE TABLE vectors (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            passage INTEGER NOT NULL UNIQUE REFERENCES passages (number) ON DELETE CASCADE,
+            embedder INTEGER NOT NULL REFERENCES embedders (number),
+            vector BLOB NOT NULL
+        );
+        """
+    )
+
+
+for step in (m001_documents, m002_full_text, m003_jobs, m004_vectors, jobs_m004_versions_and_uploads):
     migrations()(step)

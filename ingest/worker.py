@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
+import sqlite_utils
+
 from ingest.database import Database
+from ingest.embedding import Change, Vectors
 from ingest.errors import InvalidInput, Unreadable
 from ingest.jobs import (
     Task,
@@ -33,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
 _MAX_ERROR = 500
+_EMBEDDED_AT_ONCE = 64
 # Deletions are wiped when nothing else was to be done for so long.
 _IDLE_SECONDS = 1.0
 
@@ -49,8 +53,8 @@ class Worker:
     """Works off the jobs in the database, oldest first, one document at a time.
 
     Each document becomes searchable in one transaction. What an earlier process left unfinished is taken up
-    again. `count_tokens` is called on the worker's thread; `cut_by` names it and the size. A document that takes more
-    than `seconds` fails.
+    again. `count_tokens` is called on the worker's thread, which embeds the passages too, if there are `vectors`;
+    `cut_by` names it and the size. A document that takes more than `seconds` fails.
     `on_replaced` is called on that thread with the ids of documents whose place another has taken; it must not block.
     """
 
@@ -60,6 +64,7 @@ class Worker:
         uploads: UploadFolder,
         count_tokens: Callable[[str], int],
         passage_tokens: int,
+        vectors: Vectors | None,
         *,
         cut_by: str,
         seconds: float,
@@ -69,6 +74,7 @@ class Worker:
         self._uploads = uploads
         self._count_tokens = count_tokens
         self._passage_tokens = passage_tokens
+        self._vectors = vectors
         self._cut_by = cut_by
         self._seconds = seconds
         self._on_replaced = on_replaced
@@ -187,8 +193,7 @@ class Worker:
         self._deadline = time.monotonic() + self._seconds
         try:
             text, media_type, passages = work.twin or self._passages(task, work)
-            write = partial(store, task=task, text=text, media_type=media_type, passages=passages, cut_by=self._cut_by)
-            if replaced := self._database.write(write).result():
+            if replaced := self._store(task, text, media_type, passages):
                 for document_id in replaced:
                     self._uploads.remove(document_id)
                 self._on_replaced(replaced)
@@ -216,14 +221,40 @@ class Worker:
         passages = cut(reading.text, reading.media_type, self._count, self._passage_tokens, reading.blocks)
         return reading.text, reading.media_type, passages
 
+    def _store(self, task: Task, text: str, media_type: str, passages: list[Passage]) -> list[str]:
+        """Record passages and vectors in one transaction; the ids of the documents whose place they take."""
+        vectors = self._vectors
+        embedded: list[bytes] = []
+        for start in range(0, len(passages) if vectors else 0, _EMBEDDED_AT_ONCE):
+            self._check()
+            assert vectors is not None
+            batch = passages[start : start + _EMBEDDED_AT_ONCE]
+            embedded += vectors.embed((passage.heading, passage.text) for passage in batch)
+
+        def work(db: sqlite_utils.Database) -> tuple[list[str], Change]:
+            stored = store(db, task, text, media_type, passages, self._cut_by)
+            pairs = zip(stored.passage_ids, embedded, strict=False)
+            added = vectors.insert(db, pairs) if vectors else []
+            return [id for id, _ in stored.replaced], Change([number for _, number in stored.replaced], added)
+
+        def apply(done: tuple[list[str], Change]) -> None:
+            if vectors is not None:
+                vectors.apply(done[1])
+
+        replaced, _ = self._database.write(work, apply).result()
+        return replaced
+
     def _count(self, text: str) -> int:
+        self._check()
+        return self._count_tokens(text)
+
+    def _check(self) -> None:
         if self._stopping.is_set():
             raise _Stopped
         if self._current in self._dropped:
             raise _Dropped
         if time.monotonic() > self._deadline:
             raise Unreadable(f"reading and cutting it took more than {self._seconds:g} s, the limit")
-        return self._count_tokens(text)
 
     def _wipe_when_idle(self) -> None:
         """Make deletions true on disk as well.

@@ -21,6 +21,7 @@ from app.requests import DocumentBody, SearchBody
 from app.services import Services
 from ingest.database import Page
 from ingest.documents import Upload
+from ingest.embedding import VectorsState
 from ingest.errors import InvalidInput
 from ingest.records import Document, StoredPassage
 from ingest.uploads import StoredUpload
@@ -46,6 +47,13 @@ class _UploadOperation(Operation):
                 "application/json": OpenAPIMediaType(schema=document),
             },
         )
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found, best first. vectors: None with KEEPWHOLE_EMBEDDER=none."""
+
+    items: list[StoredPassage]
+    vectors: VectorsState | None
 
 
 class DocumentController(Controller):
@@ -152,12 +160,15 @@ class DocumentController(Controller):
         return await asyncio.to_thread(services.library.passages, document_id, cursor, limit)
 
     @post("/search", status_code=HTTPStatus.OK)
-    async def search(
-        self, services: NamedDependency[Services], data: JSONBody[SearchBody]
-    ) -> dict[str, list[StoredPassage]]:
-        """The passages that match a query best, with scores. Any text is a valid query."""
+    async def search(self, services: NamedDependency[Services], data: JSONBody[SearchBody]) -> Found:
+        """The passages that match a query best, by words and by meaning. Any text is a valid query.
+
+        ranks say why each was found; score is fused from them. vectors says how far search by meaning is.
+        """
         where = data.filter.to_filter() if data.filter else None
-        return {"items": await asyncio.to_thread(services.library.search, data.query, data.top_k, where)}
+        vectors = services.library.vectors
+        items = await asyncio.to_thread(services.library.search, data.query, data.top_k, where)
+        return Found(items=items, vectors=vectors)
 
 
 async def _receive(

@@ -27,6 +27,7 @@ def read(**variables: str) -> Settings:
         ("budget_tokens", "512", 512),
         ("prefill_step", "128", 128),
         ("kv_memory_mb", "77", 77),
+        ("embedder", "none", "none"),
         ("passage_tokens", "64", 64),
         ("max_upload_mb", "3", 3),
         ("ingest_seconds", "9", 9),
