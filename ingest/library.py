@@ -55,8 +55,8 @@ class Library:
     Jobs that an earlier process left unfinished are resumed; uploads wait beside the database's file. A document
     that takes more than `seconds` to read and cut fails. `on_replaced` is called, on the worker's thread, with the
     ids of documents whose place another of their name has taken. With `at_work` false jobs wait for another library
-    on this database. Every method blocks; a write returns when it is
-    committed. Close the library before its database.
+    on this database. Every method blocks; a write returns when it is committed. Close the library before its
+    database.
     """
 
     def __init__(
