@@ -5,25 +5,27 @@ from __future__ import annotations
 import io
 import os
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
+import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
 from app.settings import Settings, read_settings
+from app.walk import printable
 from kv import blas
 
 if TYPE_CHECKING:
     from app.client import Client
+    from app.shelf import Shelf
 
 console = Console(stderr=True, highlight=False)
-_POLL_SECONDS = 0.2
+_LOADING_SECONDS = 120.0
 
 
 def _settings(**overrides: Any) -> Settings:
@@ -51,11 +53,6 @@ def main() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _text(argument: str) -> str:
-    """An argument or a file's name as text: bytes that are none become U+FFFD."""
-    return argument.encode(errors="surrogateescape").decode(errors="replace")
-
-
 @main.command()
 @click.option("--host", help="Address to listen on. Another than 127.0.0.1 needs KEEPWHOLE_API_KEY.")
 @click.option("--port", type=int, help="Port to listen on.")
@@ -75,15 +72,26 @@ def serve(host: str | None, port: int | None, data_dir: Path | None, model: str 
         log.info("BLAS chosen", blas=chosen.name)
     else:
         log.warning("MLX uses reference BLAS: expect a tenth of the speed", blas=chosen.name, note=chosen.note)
+    from app.folder import InUse, lock_folder
+
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        # With port 0 the address is known only when it listens.
+        lock = lock_folder(settings.folder, settings.url if settings.port else None)
+    except (InUse, OSError) as error:
+        raise click.ClickException(str(error)) from error
     log.info("importing MLX, a few seconds")
 
     from app.server import make_server
     from ingest.database import CannotOpen
+    from ingest.embedders import EmbedderError
 
     try:
-        server = make_server(settings)
-    except (CannotOpen, OSError) as error:
+        server = make_server(settings, lock)
+    except CannotOpen as error:
         raise click.ClickException(str(error)) from error
+    except EmbedderError as error:
+        raise click.ClickException(f"KEEPWHOLE_EMBEDDER: {error}") from error
     server.on_ready = lambda port: _welcome(settings, port)
     server.run()
     if server.failure is not None:
@@ -121,56 +129,77 @@ def _client(url: str | None, api_key: str | None) -> Client:
     return Client(url or f"http://{host}:{port}", api_key or os.environ.get("KEEPWHOLE_API_KEY"))
 
 
-@main.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@_server_options
-def ingest(paths: tuple[Path, ...], url: str | None, api_key: str | None) -> None:
-    """Send files, or every file in folders (hidden ones apart), to the running server."""
-    from app.client import ServerError, Unreachable
+def _running(url: str | None, api_key: str | None) -> Client | None:
+    """The server at `url`, or where it is by default; None if none answers there."""
+    from app.client import Unreachable
 
     client = _client(url, api_key)
-    files = [pair for path in paths for pair in _files(path)]
-    if not files:
+    try:
+        client.wait_until_ready(_LOADING_SECONDS)
+    except Unreachable:
+        if url is not None:
+            raise
+        return None
+    return client
+
+
+def _shelf(url: str | None, api_key: str | None, *, to_ingest: bool) -> Shelf:
+    """The server at `url`; without one the server where it is by default, else the data folder, or the server whose
+    folder it is.
+    """
+    from app.folder import InUse
+    from app.shelf import OwnFolder, Server
+
+    if (client := _running(url, api_key)) is not None:
+        return Server(client)
+    settings = _settings()
+
+    def count_tokens() -> Callable[[str], int]:
+        console.print(f"no server runs; using {settings.folder} and loading the tokenizer of {settings.model}")
+        _load_blas(settings)
+        from kv.model import load_model
+
+        return load_model(settings.model).codec.count
+
+    try:
+        return OwnFolder(settings, count_tokens if to_ingest else None)
+    except InUse as error:
+        if error.url is None:
+            raise click.ClickException(f"{error}, which is no server; wait until it is done") from error
+        server = _client(error.url, api_key)
+    server.wait_until_ready(_LOADING_SECONDS, is_starting=True)
+    return Server(server)
+
+
+@main.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--watch", is_flag=True, help="Go on: ingest what is new or changed, delete what is gone. Folders only.")
+@_server_options
+def ingest(paths: tuple[Path, ...], watch: bool, url: str | None, api_key: str | None) -> None:
+    """Ingest files, or every file in folders but for hidden ones and what .gitignore says.
+
+    Through the running server, or into the data folder itself if there is none. A document's name is its path inside
+    the folder, so the same command again finds most files unchanged, and puts changed ones in the place of the old.
+    """
+    from app.ingesting import ingest as ingest_files
+    from app.ingesting import keep_in_step
+    from app.walk import walk
+
+    if watch and (file := next((path for path in paths if not path.is_dir()), None)):
+        raise click.ClickException(f"--watch: {file} is not a folder")
+    found = walk(paths)
+    if not found.files and not found.failed and not watch:
         raise click.ClickException("no files there")
-    failed: list[tuple[str, str]] = []
-    jobs: list[str] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console) as progress:
-        sending = progress.add_task("sending", total=len(files))
-        for path, name in files:
-            try:
-                jobs.append(client.upload(path, name)["job_id"])
-            except Unreachable:
-                raise
-            except (ServerError, OSError) as error:
-                failed.append((name, str(error)))
-            progress.advance(sending)
-        reading = progress.add_task("indexing", total=len(jobs))
-        for job_id in jobs:
-            job = client.call("GET", f"/v1/jobs/{job_id}")
-            while job["status"] in ("queued", "running"):
-                time.sleep(_POLL_SECONDS)
-                job = client.call("GET", f"/v1/jobs/{job_id}")
-            failed += [(d["name"], d["error"]) for d in job["documents"] if d["status"] == "failed"]
-            progress.advance(reading)
-    console.print(f"{len(files) - len(failed)} of {len(files)} files indexed")
-    if failed:
-        table = Table("file", "why it failed", title="not indexed", title_justify="left")
-        for name, reason in failed:
-            table.add_row(name, reason)
-        console.print(table)
-        raise SystemExit(1)
-
-
-def _files(path: Path) -> Iterator[tuple[Path, str]]:
-    """(file, the name it is sent under): relative to the folder that was asked for."""
-    if path.is_file():
-        yield path, _text(path.name)
-        return
-    for file in sorted(path.rglob("*")):
-        inner = file.relative_to(path)
-        if file.is_file() and not any(part.startswith(".") for part in inner.parts):
-            yield file, _text(inner.as_posix())
+    with closing(_shelf(url, api_key, to_ingest=True)) as shelf:
+        try:
+            outcome = ingest_files(shelf, found, console)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        outcome.show(console, found.skipped)
+        if watch:
+            keep_in_step(shelf, paths, found, console)
+        elif outcome.failed:
+            raise SystemExit(1)
 
 
 @main.command()
@@ -178,12 +207,15 @@ def _files(path: Path) -> Iterator[tuple[Path, str]]:
 @click.option("--top-k", default=5, show_default=True, help="Passages to show.")
 @_server_options
 def search(query: str, top_k: int, url: str | None, api_key: str | None) -> None:
-    """Show the passages that match QUERY best."""
-    found = _client(url, api_key).call("POST", "/v1/search", json={"query": _text(query), "top_k": top_k})
-    for rank, passage in enumerate(found["items"], start=1):
-        place = " > ".join(part for part in (passage["name"], passage["heading"]) if part)
-        click.secho(f"{rank}. {place}  ({passage['score']:.2f})", bold=True)
-        click.echo(passage["text"].strip() + "\n")
+    """Show the passages that match QUERY best, from the running server, or from the data folder if there is none."""
+    with closing(_shelf(url, api_key, to_ingest=False)) as shelf:
+        found = shelf.search(printable(query), top_k)
+    for number, passage in enumerate(found, start=1):
+        place = " > ".join(part for part in (passage.name, passage.heading) if part)
+        ranks = {} if passage.ranks is None else msgspec.structs.asdict(passage.ranks)
+        why = "".join(f"; {name} {rank}" for name, rank in ranks.items() if rank is not None)
+        click.secho(f"{number}. {place}  ({passage.score or 0:.2f}{why})", bold=True)
+        click.echo(passage.text.strip() + "\n")
 
 
 @main.command()
@@ -210,7 +242,7 @@ def chat(session_id: str | None, budget_tokens: int | None, top_k: int, url: str
             console.print()
             return
         try:
-            _show_answer(client, session_id, {"content": _text(question), "top_k": top_k})
+            _show_answer(client, session_id, {"content": printable(question), "top_k": top_k})
         except ServerError as error:
             console.print(str(error), style="red", markup=False)
         except KeyboardInterrupt:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from typing import Any, BinaryIO
 
 import click
 import httpx
 
+_PAGE = 200
+_READY_SECONDS = 0.5
+
 
 class ServerError(click.ClickException):
-    """The server answered with a problem; the message is for a person."""
+    """The server answered with a problem; the message is for a person. problem: the problem detail itself."""
+
+    def __init__(self, message: str, problem: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.problem = problem or {}
 
 
 class Unreachable(ServerError):
@@ -39,13 +47,47 @@ class Client:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
         if response.is_error:
-            raise ServerError(_problem(response))
+            raise _error(response)
         return response.json() if response.content else None
 
-    def upload(self, path: Path, name: str) -> Any:
-        """Upload one file under `name`."""
-        with path.open("rb") as file:
-            return self.call("POST", "/v1/documents", files=[("files", (name, file, "application/octet-stream"))])
+    def upload(self, files: Sequence[tuple[str, BinaryIO]], metadata: dict[str, Any]) -> Any:
+        """Upload files, each (name, content), in one request."""
+        parts: list[tuple[str, Any]] = [("files", (name, file, "application/octet-stream")) for name, file in files]
+        if metadata:
+            parts.append(("metadata", (None, json.dumps(metadata).encode())))
+        return self.call("POST", "/v1/documents", files=parts)
+
+    def items(self, path: str) -> Iterator[Any]:
+        """Every item of a list, page by page."""
+        cursor = None
+        while True:
+            parameters = {"limit": _PAGE, **({"cursor": cursor} if cursor else {})}
+            page = self.call("GET", path, params=parameters)
+            yield from page["items"]
+            if (cursor := page["next_cursor"]) is None:
+                return
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def wait_until_ready(self, seconds: float, *, is_starting: bool = False) -> None:
+        """Return once the model is loaded. Raises Unreachable, or ServerError after so many seconds.
+
+        is_starting: so long it need not answer either.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self.call("GET", "/ready")
+                return
+            except ServerError as error:
+                waits = error.problem.get("status") == HTTPStatus.SERVICE_UNAVAILABLE
+                if isinstance(error, Unreachable):
+                    waits = is_starting
+                if not waits or time.monotonic() > deadline:
+                    raise
+                time.sleep(_READY_SECONDS)
 
     def ask(self, session_id: str, body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Ask; yields (event, data) as they come. Raises ServerError."""
@@ -53,7 +95,7 @@ class Client:
             with self._http.stream("POST", f"/v1/sessions/{session_id}/messages", json=body) as response:
                 if response.is_error:
                     response.read()
-                    raise ServerError(_problem(response))
+                    raise _error(response)
                 event = ""
                 for line in response.iter_lines():
                     name, _, value = line.partition(": ")
@@ -68,8 +110,9 @@ class Client:
         return Unreachable(f"no answer from {self._url} ({error}); is `keepwhole serve` running?")
 
 
-def _problem(response: httpx.Response) -> str:
+def _error(response: httpx.Response) -> ServerError:
     try:
-        return str(response.json()["detail"])
+        problem = response.json()
+        return ServerError(str(problem["detail"]), problem)
     except (ValueError, KeyError, TypeError):
-        return f"HTTP {response.status_code}"
+        return ServerError(f"HTTP {response.status_code}")

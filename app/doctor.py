@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.settings import PREFIX, Settings
+from ingest.embedders import EmbedderError, check_embedder
 
 if TYPE_CHECKING:
     from kv.blas import Blas
@@ -63,6 +64,10 @@ def report(settings: Settings, blas: Blas) -> tuple[list[tuple[str, str]], list[
         facts.append(("model folder", settings.model))
     elif not re.fullmatch(r"[\w.-]+/[\w.-]+", settings.model):
         warnings.append(f"model {settings.model!r} is neither the embedded {smollm2.NAME}, a folder, nor a hub name")
+    try:
+        check_embedder(settings.embedder)
+    except EmbedderError as error:
+        warnings.append(f"{PREFIX}EMBEDDER: {error}")
     if (reason := _unusable(settings.folder)) is not None:
         warnings.append(f"the data folder cannot be used: {reason}")
     if not _has_fts5():

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from ingest.records import Ranks
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -14,7 +16,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     state: "resident" (already in the cache), "recalled" (its K/V waited outside and is put in without a forward pass),
         "streamed" (read by the model now) or "skipped" (no room under the budget).
-    score: retrieval's, larger is better. tokens: as a whole message of the chat template.
+    score, ranks: retrieval's, see `ingest.records.StoredPassage`. tokens: as a whole message of the chat template.
     """
 
     passage_id: str
@@ -24,6 +26,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     text: str
     score: float
+    ranks: Ranks | None = None
     tokens: int
     state: Literal["resident", "recalled", "streamed", "skipped"]
 

@@ -28,16 +28,23 @@ class DocumentBody(_Body):
 
 
 class FilterBody(_Body):
-    """Which passages are searched; every condition given must hold. metadata: equal values."""
+    """Which passages are searched; every condition given must hold. metadata: equal values.
+
+    path: of the document's name. With * (any characters, / too) or ? (any one) all of the name, as in docs/*.md;
+    without, a file or a folder with all that is in it, as in docs.
+    """
 
     document_id: str | list[str] | None = None
     name: str | None = None
+    path: str | None = None
     kind: str | None = None
     metadata: dict[str, Any] = {}
 
     def to_filter(self) -> Filter:
         """The library's own filter."""
-        return Filter(document_id=self.document_id, name=self.name, kind=self.kind, metadata=self.metadata)
+        return Filter(
+            document_id=self.document_id, name=self.name, path=self.path, kind=self.kind, metadata=self.metadata
+        )
 
 
 class SearchBody(_Body):

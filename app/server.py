@@ -26,9 +26,11 @@ from litestar.openapi.plugins import SwaggerRenderPlugin
 from litestar.openapi.spec import OpenAPI, Parameter
 from litestar.static_files import create_static_files_router
 
+from app.folder import FolderLock
 from app.problems import Problem, invalid, to_response
 from app.routes.audit import AuditController
 from app.routes.documents import DocumentController
+from app.routes.jobs import JobController
 from app.routes.probes import health, ready, root
 from app.routes.sessions import SessionController
 from app.services import Boot, Services
@@ -39,9 +41,9 @@ log = structlog.get_logger()
 _GRACE_SECONDS = 10
 
 
-def create_app(settings: Settings) -> Litestar:
+def create_app(settings: Settings, lock: FolderLock) -> Litestar:
     """The ASGI application. Opens the databases; the model is loaded when the application starts."""
-    boot = Boot(settings)
+    boot = Boot(settings, lock)
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -54,6 +56,7 @@ def create_app(settings: Settings) -> Litestar:
     return Litestar(
         route_handlers=[
             DocumentController,
+            JobController,
             SessionController,
             AuditController,
             health,
@@ -202,15 +205,18 @@ class Server(uvicorn.Server):
             self.failure = f"the model could not be loaded: {error}"
             self.should_exit = True
         else:
-            self.on_ready(self.servers[0].sockets[0].getsockname()[1])
+            port = self.servers[0].sockets[0].getsockname()[1]
+            self._boot.announce(f"http://{self.config.host}:{port}")
+            self.on_ready(port)
 
 
-def make_server(settings: Settings) -> Server:
-    """A server for `settings`, ready to run.
+def make_server(settings: Settings, lock: FolderLock) -> Server:
+    """A server for `settings`, ready to run, which has the lock of their data folder.
 
-    Raises ingest.database.CannotOpen if a database cannot be opened, OSError if their folder cannot be made.
+    Raises ingest.database.CannotOpen if a database cannot be opened, ingest.embedders.EmbedderError if the embedder is
+    not there.
     """
-    app = create_app(settings)
+    app = create_app(settings, lock)
     config = uvicorn.Config(
         app,
         host=settings.host,

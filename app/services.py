@@ -12,12 +12,14 @@ import structlog
 from app import audit, schema
 from app.chat import ChatService
 from app.engine import Engine
+from app.folder import FolderLock
+from app.library import open_documents, open_library
 from app.problems import Problem
 from app.settings import Settings
 from app.store import Store
 from ingest.database import Database
+from ingest.embedders import check_embedder
 from ingest.library import Library
-from ingest.library import migrations as ingest_migrations
 from kv.model import LoadedModel, load_model
 
 log = structlog.get_logger()
@@ -37,14 +39,16 @@ class Services:
 class Boot:
     """Brings the service up in the background, so that probes answer while the model loads, and takes it down.
 
-    Raises ingest.database.CannotOpen if a database cannot be opened.
+    lock: the data folder's, which is released at the end. Raises ingest.database.CannotOpen if a database cannot be
+    opened, EmbedderError if the embedder is not there.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, lock: FolderLock) -> None:
         self.settings = settings
-        settings.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock
+        check_embedder(settings.embedder)
         self._audit = Database(settings.folder / "audit.db", schema.migrations)
-        self._documents = Database(settings.folder / "library.db", ingest_migrations)
+        self._documents = open_documents(settings)
         self._engine: Engine | None = None
         self._services: Services | None = None
         self._error: BaseException | None = None
@@ -60,6 +64,10 @@ class Boot:
                 HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.settings.model} is loading", {"Retry-After": "2"}
             )
         return self._services
+
+    def announce(self, url: str) -> None:
+        """Write down where the service is, for command lines that look for it."""
+        self._lock.announce(url)
 
     def start(self) -> None:
         """Begin to come up, on the running event loop."""
@@ -88,6 +96,7 @@ class Boot:
             await asyncio.to_thread(self._services.library.close)
         for database in (self._audit, self._documents):
             await asyncio.to_thread(database.close)
+        self._lock.release()
 
     async def _come_up(self) -> None:
         settings = self.settings
@@ -104,11 +113,20 @@ class Boot:
     async def _build(self, settings: Settings) -> Services:
         if lost := await asyncio.wrap_future(self._audit.write(audit.recover)):
             log.warning("turns were cut off by the last stop and rolled back", turns=lost)
-        self._engine = Engine(lambda: load_model(settings.model), self._audit, settings)
-        model = await asyncio.wrap_future(self._engine.loaded)
-        library = await asyncio.to_thread(Library, self._documents, model.codec.count, settings.passage_tokens)
+        engine = self._engine = Engine(lambda: load_model(settings.model), self._audit, settings)
+        model = await asyncio.wrap_future(engine.loaded)
+
+        def forget(document_ids: list[str]) -> None:
+            # As a deletion does.
+            for document_id in document_ids:
+                engine.forget_document(document_id)
+
+        count = model.codec.count
+        library = await asyncio.to_thread(open_library, self._documents, count, settings, on_replaced=forget)
+        if (vectors := library.vectors) is not None:
+            log.info("searching by vectors too", embedder=vectors.embedder)
         store = Store(self._audit)
         known = await asyncio.to_thread(lambda: library.document_ids() | store.session_ids())
-        await asyncio.wrap_future(self._engine.keep_owners(known))
-        chat = ChatService(settings, model, self._engine, self._audit, library)
+        await asyncio.wrap_future(engine.keep_owners(known))
+        chat = ChatService(settings, model, engine, self._audit, library)
         return Services(settings=settings, model=model, chat=chat, library=library, store=chat.store)

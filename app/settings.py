@@ -27,7 +27,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     turns a tier off, and both at 0 make every session read its passages itself. The first is a part of kv_memory_mb:
     absent, a quarter of it, 512 at most. bank_recompute: first tokens of a passage from
     the bank that a session reads anew, behind what it holds.
+    embedder: "wordllama", "minilm", a sentence-transformers folder, or "none" for full-text search alone.
     passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one request's body.
+    ingest_seconds: most seconds that one document may take to be read and cut.
     max_turns: turns at work or waiting at once; more are answered 503. blas: see `kv.blas`.
     log_level: debug, info, warning or error. log_format: auto (text on a terminal, else JSON), text or json.
     """
@@ -44,8 +46,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bank_memory_mb: int | None = None
     bank_disk_mb: int = 4096
     bank_recompute: int = 0
+    embedder: str = "wordllama"
     passage_tokens: int = 192
     max_upload_mb: int = 20
+    ingest_seconds: int = 300
     max_turns: int = 16
     blas: str = "auto"
     log_level: str = "info"
@@ -63,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "bank_recompute": (0, 2048),
             "passage_tokens": (16, 2048),
             "max_upload_mb": (1, 1024),
+            "ingest_seconds": (1, 86_400),
             "max_turns": (1, 256),
         }
         for name, (least, most) in limits.items():
@@ -105,6 +110,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def session_memory_bytes(self) -> int:
         """The sessions' part of the K/V in memory, in bytes."""
         return self.kv_memory_mb * 1_000_000 - self.bank_memory_bytes
+
+    def url(self) -> str:
+        """Where the server is, as its own machine reaches it."""
+        return f"http://{self.host}:{self.port}"
 
     @property
     def max_upload_bytes(self) -> int:

@@ -18,22 +18,38 @@ _KEEP_ALIVE_SECONDS = 15.0
 
 async def frames(turn_id: str, first: Event, events: AsyncIterator[Event]) -> AsyncIterator[ServerSentEventMessage]:
     """Frames with ids `<turn>.<n>`, and a comment whenever the line was silent for 15 seconds."""
-    number = 0
-    event = first
-    while True:
+    number = 1
+    yield _frame(turn_id, number, first)
+    async for message in kept_alive(_frames(turn_id, number, events)):
+        yield message
+
+
+async def _frames(turn_id: str, number: int, events: AsyncIterator[Event]) -> AsyncIterator[ServerSentEventMessage]:
+    async for event in events:
         number += 1
-        yield ServerSentEventMessage(
-            event=event.event, id=f"{turn_id}.{number}", data=msgspec.json.encode(event).decode()
-        )
-        following = asyncio.ensure_future(anext(events))
+        yield _frame(turn_id, number, event)
+
+
+def _frame(turn_id: str, number: int, event: Event) -> ServerSentEventMessage:
+    return ServerSentEventMessage(event=event.event, id=f"{turn_id}.{number}", data=msgspec.json.encode(event).decode())
+
+
+async def kept_alive(
+    messages: AsyncIterator[ServerSentEventMessage], silence: float = _KEEP_ALIVE_SECONDS
+) -> AsyncIterator[ServerSentEventMessage]:
+    """`messages`, and a comment whenever the line was silent for so many seconds."""
+    while True:
+        following = asyncio.ensure_future(anext(messages))
         try:
-            while not (await asyncio.wait({following}, timeout=_KEEP_ALIVE_SECONDS))[0]:
+            while not (await asyncio.wait({following}, timeout=silence))[0]:
                 yield ServerSentEventMessage(data=None, comment="keep-alive")
-            event = await following
+            message = await following
         except StopAsyncIteration:
             return
         finally:
+            # A client that left: what made the message is told so where it waits.
             following.cancel()
+        yield message
 
 
 class EventStream(ServerSentEvent):

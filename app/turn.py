@@ -147,6 +147,7 @@ class Turn:
                 kind=c.passage.kind,
                 text=c.passage.text,
                 score=c.passage.score or 0.0,
+                ranks=c.passage.ranks,
                 tokens=len(c.token_ids),
                 state=state(c.passage.id),
             )

@@ -52,8 +52,9 @@ def decode_cursor(cursor: str) -> int:
 
 
 class _Write(Generic[T]):
-    def __init__(self, work: Callable[[sqlite_utils.Database], T]) -> None:
+    def __init__(self, work: Callable[[sqlite_utils.Database], T], then: Callable[[T], None] | None) -> None:
         self.work = work
+        self.then = then
         self.future: Future[T] = Future()
 
     def run(self, db: sqlite_utils.Database) -> None:
@@ -63,11 +64,32 @@ class _Write(Generic[T]):
             db.execute("BEGIN IMMEDIATE")
             result = self.work(db)
             db.commit()
+            if self.then is not None:
+                self.then(result)
         except BaseException as error:
             db.rollback()
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
+
+
+class _EmptyLog(_Write[bool]):
+    """Copies the write-ahead log into the database's file and empties it; False if a reader is in the way."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda db: bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0), None)
+
+    def run(self, db: sqlite_utils.Database) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            # Not inside a transaction, and without the writers behind it waiting for a reader.
+            db.execute("PRAGMA busy_timeout = 0")
+            self.future.set_result(self.work(db))
+        except BaseException as error:
+            self.future.set_exception(error)
+        finally:
+            db.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
 
 
 class _Reader:
@@ -103,13 +125,24 @@ class Database:
             self._writer.join()
             raise CannotOpen(f"cannot open database {path}: {error}") from error
 
-    def write(self, work: Callable[[sqlite_utils.Database], T]) -> Future[T]:
+    def write(self, work: Callable[[sqlite_utils.Database], T], then: Callable[[T], None] | None = None) -> Future[T]:
         """Queue `work` for the writer thread, which runs it inside BEGIN IMMEDIATE, first come first served.
 
-        The future resolves after the commit. Whatever `work` raises rolls the transaction back and lands in
-        the future. `work` must return values, not cursors. Raises RuntimeError once closed.
+        The future resolves after the commit, and after `then`, which the writer thread calls with the result once it
+        is committed: what is held in memory follows the database in the order of commits. Whatever `work` raises rolls
+        the transaction back and lands in the future. `work` must return values, not cursors. Raises RuntimeError once
+        closed.
         """
-        item = _Write(work)
+        return self._enqueue(_Write(work, then))
+
+    def empty_log(self) -> Future[bool]:
+        """Queue that the write-ahead log is emptied, so that nothing deleted is left in it.
+
+        False if a reader was in the way. Raises RuntimeError once closed.
+        """
+        return self._enqueue(_EmptyLog())
+
+    def _enqueue(self, item: _Write[T]) -> Future[T]:
         with self._lock:
             self._refuse_if_closed()
             self._queue.put(item)
@@ -186,6 +219,8 @@ class Database:
         try:
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
+            # What is deleted is overwritten with zeros, so that it is gone from the file as well.
+            connection.execute("PRAGMA secure_delete = ON")
             return sqlite_utils.Database(connection)
         except BaseException:
             connection.close()

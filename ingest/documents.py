@@ -28,7 +28,10 @@ _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class Upload(msgspec.Struct, frozen=True, kw_only=True):
-    """A document accepted for ingestion. `size` (bytes) and `sha256` describe the bytes as they came."""
+    """A document accepted for ingestion. `size` (bytes) and `sha256` describe the bytes as they came.
+
+    `charset`: the encoding that its sender named; None for UTF-8, which needs no naming.
+    """
 
     name: str
     text: str
@@ -36,6 +39,7 @@ class Upload(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any]
     size: int
     sha256: str
+    charset: str | None = None
 
 
 def read_upload(
@@ -63,8 +67,20 @@ def read_upload(
     text = _text(name, data, essence, charset).replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise InvalidInput(name, f"{len(data)} bytes", "a document must not be blank")
-    sha256 = hashlib.sha256(data).hexdigest()
-    return Upload(name=name, text=text, media_type=essence, metadata=checked, size=len(data), sha256=sha256)
+    return Upload(
+        name=name,
+        text=text,
+        media_type=essence,
+        metadata=checked,
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        charset=named_charset(charset),
+    )
+
+
+def named_charset(charset: str | None) -> str | None:
+    """`charset` in lower case, None for UTF-8: what tells two readings of the same bytes apart."""
+    return None if charset is None or charset.lower() in ("utf-8", "utf8") else charset.lower()
 
 
 def _text(name: str, data: bytes, media_type: str, charset: str | None) -> str:
@@ -88,15 +104,24 @@ def read_text(
 
     NUL and lone surrogates raise Unsupported with the character offset.
     """
+    return read_upload(name, encode_text(name, text), as_utf8(media_type), metadata, max_bytes=max_bytes)
+
+
+def encode_text(name: str, text: str) -> bytes:
+    """`text` as UTF-8. Raises Unsupported for NUL and lone surrogates, with the character offset."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
         raise Unsupported(name, text[error.start], f"character {error.start} is a lone surrogate") from None
     if "\0" in text:
         raise Unsupported(name, "\0", f"character {text.index(chr(0))} is NUL, so this is not text")
-    # It is text already: what its media type says of its encoding was said of other bytes.
+    return data
+
+
+def as_utf8(media_type: str | None) -> str:
+    """The media type of what arrived as text: what it says of an encoding was said of other bytes."""
     essence = (media_type or "").partition(";")[0]
-    return read_upload(name, data, f"{essence};charset=utf-8", metadata, max_bytes=max_bytes)
+    return f"{essence};charset=utf-8"
 
 
 def check_name(name: str) -> None:

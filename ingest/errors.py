@@ -26,6 +26,10 @@ class Unsupported(InvalidInput):
     """A document whose bytes or media type cannot be read as text."""
 
 
+class Unreadable(ValueError):
+    """A file that its reader gave up on. The message is for the person who sent it."""
+
+
 class NotFound(LookupError):
     """No such record. `what` is its kind (`document`, `job`), `id` what was asked for."""
 

@@ -56,19 +56,27 @@ class _Measured(msgspec.Struct, frozen=True):
     cut: bool
 
 
-def cut(text: str, media_type: str, count_tokens: Callable[[str], int], max_tokens: int) -> list[Passage]:
+def cut(
+    text: str,
+    media_type: str,
+    count_tokens: Callable[[str], int],
+    max_tokens: int,
+    blocks: Sequence[Block] | None = None,
+) -> list[Passage]:
     """Cut `text` into passages of at most `max_tokens` tokens; joined they are `text` again.
 
     A block (paragraph, fence, list, table, function, class) that fits is never cut. A larger one is cut where
     it hurts least: around its children (list items, nested code, members, rows), where these do not fit around
     theirs, and at the end at blank lines, lines, sentences, words, and at characters last. `count_tokens` need
-    not be additive; each block is counted once, and each passage.
+    not be additive; each block is counted once, and each passage. `blocks`: those of `text`, if it is split already.
     Raises ValueError for `max_tokens` below 16.
     """
     if max_tokens < MIN_TOKENS:
         raise ValueError(f"max_tokens must be at least {MIN_TOKENS}, not {max_tokens}")
     packer = _Packer(text, count_tokens, max_tokens)
-    return [passage for section in _sections(split(text, media_type)) for passage in packer.pack(section)]
+    if blocks is None:
+        blocks = split(text, media_type)
+    return [passage for section in _sections(blocks) for passage in packer.pack(section)]
 
 
 def _sections(blocks: Sequence[Block]) -> Iterator[list[Block]]:

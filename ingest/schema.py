@@ -100,5 +100,60 @@ def m003_jobs(db: sqlite_utils.Database) -> None:
     )
 
 
-for step in (m001_documents, m002_full_text, m003_jobs):
+def jobs_m004_versions_and_uploads(db: sqlite_utils.Database) -> None:
+    # Not columns of `documents`: they would come after its text, whose pages SQLite would walk to reach them.
+    db.executescript(
+        """
+        CREATE TABLE document_versions (
+            document_id TEXT PRIMARY KEY REFERENCES documents (id) ON DELETE CASCADE,
+            version INTEGER NOT NULL,
+            replaces TEXT,
+            charset TEXT,
+            -- The size and the tokenizer that its passages are cut by.
+            cut_by TEXT NOT NULL
+        );
+        INSERT INTO document_versions SELECT id, 1, NULL, NULL, '' FROM documents;
+        CREATE INDEX documents_sha256 ON documents (sha256);
+
+        -- Bytes that wait to be read: each in a file that has the document's id for its name.
+        CREATE TABLE uploads (
+            document_id TEXT PRIMARY KEY REFERENCES documents (id) ON DELETE CASCADE,
+            media_type TEXT
+        );
+
+        ALTER TABLE job_documents ADD COLUMN version INTEGER NOT NULL DEFAULT 1;
+        ALTER TABLE job_documents ADD COLUMN replaces TEXT;
+        -- The latest change of state of the row, counted in its job from 1: where a stream of them goes on.
+        ALTER TABLE job_documents ADD COLUMN change INTEGER NOT NULL DEFAULT 1;
+        CREATE INDEX job_documents_change ON job_documents (job_id, change);
+        CREATE INDEX job_documents_name ON job_documents (name);
+
+        -- Deletions, and how many of them are wiped from the index and the write-ahead log as well.
+        CREATE TABLE deletions (counted INTEGER NOT NULL, wiped INTEGER NOT NULL);
+        INSERT INTO deletions VALUES (0, 0);
+        """
+    )
+
+
+def m004_vectors(db: sqlite_utils.Database) -> None:
+    # float16, little-endian. AUTOINCREMENT: a search that still holds a deleted vector's number must not meet
+    # another passage under it, as it could under a passage's own number.
+    db.executescript(
+        """
+        CREATE TABLE embedders (
+            number INTEGER PRIMARY KEY,
+            name TEXT NOT NULL UNIQUE,
+            dimension INTEGER NOT NULL
+        );
+        CREATE TABLE vectors (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            passage INTEGER NOT NULL UNIQUE REFERENCES passages (number) ON DELETE CASCADE,
+            embedder INTEGER NOT NULL REFERENCES embedders (number),
+            vector BLOB NOT NULL
+        );
+        """
+    )
+
+
+for step in (m001_documents, m002_full_text, m003_jobs, m004_vectors, jobs_m004_versions_and_uploads):
     migrations()(step)

@@ -1,10 +1,11 @@
-"""Documents, ingestion jobs and search."""
+"""Documents and search."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import msgspec
 from litestar import Controller, Request, delete, get, post
@@ -19,9 +20,11 @@ from app.problems import Problem, as_problem, invalid, not_json, wrong_body
 from app.requests import DocumentBody, SearchBody
 from app.services import Services
 from ingest.database import Page
-from ingest.documents import Upload, read_text, read_upload
+from ingest.documents import Upload
+from ingest.embedding import VectorsState
 from ingest.errors import InvalidInput
-from ingest.records import Document, Job, StoredPassage
+from ingest.records import Document, StoredPassage
+from ingest.uploads import StoredUpload
 
 
 class _UploadOperation(Operation):
@@ -46,8 +49,15 @@ class _UploadOperation(Operation):
         )
 
 
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found, best first. vectors: None with KEEPWHOLE_EMBEDDER=none."""
+
+    items: list[StoredPassage]
+    vectors: VectorsState | None
+
+
 class DocumentController(Controller):
-    """Documents and the jobs that ingest them."""
+    """Documents and what can be found in them."""
 
     path = "/v1"
     tags = ("documents",)
@@ -57,7 +67,9 @@ class DocumentController(Controller):
         """Take documents in: multipart `files` (with an optional `metadata` JSON object), or one document as JSON.
 
         They are ingested in the background; follow the job. In a multipart upload of several files, those that
-        cannot be read are listed as failed and the rest go on; if none can be read, nothing is recorded.
+        cannot be read are listed as failed and the rest go on; if none can be read, nothing is recorded. A name that is
+        there already gets a new version, which takes the place of the old one once it is done, or is `unchanged` if
+        bytes, media type and metadata are the same.
         """
         content_type, _ = request.content_type
         if content_type == "multipart/form-data":
@@ -73,7 +85,7 @@ class DocumentController(Controller):
         return {"job_id": job.id, "documents": job.documents}
 
     @staticmethod
-    async def _from_json(request: Request[Any, Any, Any], services: Services) -> Upload:
+    async def _from_json(request: Request[Any, Any, Any], services: Services) -> Upload | StoredUpload:
         try:
             body = msgspec.json.decode(await request.body(), type=DocumentBody)
         except msgspec.ValidationError as error:
@@ -81,9 +93,10 @@ class DocumentController(Controller):
         except msgspec.DecodeError as error:
             raise not_json(error) from error
         limit = services.settings.max_upload_bytes
+        receive = services.library.receive_text
         try:
             return await asyncio.to_thread(
-                read_text, body.name, body.text, body.media_type, body.metadata, max_bytes=limit
+                receive, body.name, body.text, body.media_type, body.metadata, max_bytes=limit
             )
         except InvalidInput as error:
             raise _in_field("text", body.name, error) from error
@@ -91,8 +104,9 @@ class DocumentController(Controller):
     @staticmethod
     async def _from_multipart(
         request: Request[Any, Any, Any], services: Services
-    ) -> tuple[list[Upload], list[tuple[str, str]]]:
+    ) -> tuple[list[Upload | StoredUpload], list[tuple[str, str]]]:
         try:
+            # Litestar writes files over a megabyte to disk as they come, and counts the whole body against its limit.
             form = await request.form()
         except (ClientException, ValueError) as error:
             if isinstance(error, ClientException) and error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
@@ -101,33 +115,20 @@ class DocumentController(Controller):
             raise Problem(
                 HTTPStatus.BAD_REQUEST, f"body: not a form that can be read: {reason}", field="body"
             ) from error
-        metadata = _metadata(form.get("metadata"))
-        for name in form:
-            if name not in ("files", "metadata"):
-                raise invalid(name, "no such field; the form takes files and metadata")
-        files = [part for part in form.getall("files", []) if isinstance(part, UploadFile)]
-        if not files:
-            raise invalid("files", "no file in the form; it takes one or more")
-        uploads: list[Upload] = []
-        refused: list[tuple[str, InvalidInput]] = []
-        for file in files:
-            data = await file.read()
-            try:
-                uploads.append(
-                    await asyncio.to_thread(
-                        read_upload,
-                        file.filename,
-                        data,
-                        file.content_type,
-                        metadata,
-                        max_bytes=services.settings.max_upload_bytes,
-                    )
-                )
-            except InvalidInput as error:
-                refused.append((file.filename, error))
-        if not uploads:
-            raise _in_field("files", *refused[0])
-        return uploads, [(name, str(error)) for name, error in refused]
+        parts = form.getall("files", [])
+        try:
+            metadata = _metadata(form.get("metadata"))
+            for name in form:
+                if name not in ("files", "metadata"):
+                    raise invalid(name, "no such field; the form takes files and metadata")
+            files = [part for part in parts if isinstance(part, UploadFile)]
+            if not files:
+                raise invalid("files", "no file in the form; it takes one or more")
+            return await _receive(files, metadata, services)
+        finally:
+            for part in form.values():
+                if isinstance(part, UploadFile):
+                    await part.close()
 
     @get("/documents")
     async def documents(
@@ -158,25 +159,43 @@ class DocumentController(Controller):
         """A document's passages in reading order; their texts join to the document's."""
         return await asyncio.to_thread(services.library.passages, document_id, cursor, limit)
 
-    @get("/jobs")
-    async def jobs(
-        self, services: NamedDependency[Services], cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 50
-    ) -> Page[Job]:
-        """Ingestion jobs, newest first."""
-        return await asyncio.to_thread(services.library.jobs, cursor, limit)
-
-    @get("/jobs/{job_id:str}")
-    async def job(self, services: NamedDependency[Services], job_id: FromPath[str]) -> Job:
-        """One ingestion job and the state of each of its documents."""
-        return await asyncio.to_thread(services.library.job, job_id)
-
     @post("/search", status_code=HTTPStatus.OK)
-    async def search(
-        self, services: NamedDependency[Services], data: JSONBody[SearchBody]
-    ) -> dict[str, list[StoredPassage]]:
-        """The passages that match a query best, with scores. Any text is a valid query."""
+    async def search(self, services: NamedDependency[Services], data: JSONBody[SearchBody]) -> Found:
+        """The passages that match a query best, by words and by meaning. Any text is a valid query.
+
+        ranks say why each was found; score is fused from them. vectors says how far search by meaning is.
+        """
         where = data.filter.to_filter() if data.filter else None
-        return {"items": await asyncio.to_thread(services.library.search, data.query, data.top_k, where)}
+        vectors = services.library.vectors
+        items = await asyncio.to_thread(services.library.search, data.query, data.top_k, where)
+        return Found(items=items, vectors=vectors)
+
+
+async def _receive(
+    files: list[UploadFile], metadata: dict[str, Any] | None, services: Services
+) -> tuple[list[Upload | StoredUpload], list[tuple[str, str]]]:
+    """What of `files` can be taken in, and (name, reason) for the rest. Raises the first one's problem if none can."""
+    library, limit = services.library, services.settings.max_upload_bytes
+    uploads: list[Upload | StoredUpload] = []
+    refused: list[tuple[str, InvalidInput]] = []
+    try:
+        for file in files:
+            take = partial(
+                library.receive, file.filename, cast(BinaryIO, file.file), file.content_type, metadata, max_bytes=limit
+            )
+            try:
+                uploads.append(await asyncio.to_thread(take))
+            except InvalidInput as error:
+                refused.append((file.filename, error))
+    except BaseException:
+        library.discard(uploads)
+        raise
+    failed = [(name, str(error)) for name, error in refused]
+    if not uploads:
+        problem = _in_field("files", *refused[0])
+        problem.fields["files"] = [{"name": name, "error": reason} for name, reason in failed]
+        raise problem
+    return uploads, failed
 
 
 def _in_field(field: str, name: str, error: InvalidInput) -> Problem:

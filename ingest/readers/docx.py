@@ -47,13 +47,18 @@ def read_docx(name: str, data: bytes) -> str:
     return read_html(name, html)
 
 
+def check_docx_start(name: str, data: bytes) -> None:
+    """Raise Unsupported unless `data`, the start of a file or all of it, starts as a Word document does."""
+    if not data.startswith((b"PK", _OLE)):
+        raise Unsupported(name, data[:8], "this is not a DOCX document: its first bytes are not PK")
+
+
 def _check(name: str, data: bytes) -> None:
     if data.startswith(_OLE):
         if _ENCRYPTED in data:
             raise Unsupported(name, "encrypted DOCX document", "save it without its password first")
         raise Unsupported(name, "old Word document (.doc)", "save it as .docx first")
-    if not data.startswith(b"PK"):
-        raise Unsupported(name, data[:8], "this is not a DOCX document: its first bytes are not PK")
+    check_docx_start(name, data)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = {file.filename: file.file_size for file in archive.infolist()}

@@ -46,8 +46,7 @@ def read_pdf(name: str, data: bytes) -> str:
     Markdown, larger being higher. A page that shows an image and has no text says so in its place. Raises
     Unsupported, saying why, for a file that is encrypted, truncated, damaged, no PDF, or has no text at all.
     """
-    if b"%PDF-" not in data[:_END_WITHIN]:
-        raise Unsupported(name, data[:8], "this is not a PDF document (application/pdf): its first bytes are not %PDF-")
+    check_pdf_start(name, data)
     if _END_MARK not in data.rstrip(b"\0\r\n \t")[-_END_WITHIN:]:
         raise Unsupported(name, f"{len(data)} bytes", "this PDF file is truncated: %%EOF is missing at its end")
     with _LOCK:
@@ -57,6 +56,12 @@ def read_pdf(name: str, data: bytes) -> str:
     levels = _levels([line for page in pages if isinstance(page, list) for line in page])
     texts = [page if isinstance(page, str) else _text(page, levels) for page in pages]
     return PAGE_END.join(texts) + "\n"
+
+
+def check_pdf_start(name: str, data: bytes) -> None:
+    """Raise Unsupported unless `data`, the start of a file or all of it, starts as a PDF does."""
+    if b"%PDF-" not in data[:_END_WITHIN]:
+        raise Unsupported(name, data[:8], "this is not a PDF document (application/pdf): its first bytes are not %PDF-")
 
 
 def _pages(name: str, data: bytes) -> list[list[_Line] | str]:

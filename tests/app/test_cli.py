@@ -136,7 +136,7 @@ def test_doctor_prints_every_setting_and_no_secret() -> None:
     for word in ("device", "blas", "GFLOP/s", "model file", "KEEPWHOLE_BUDGET_TOKENS", "9999"):
         assert word in answer.stdout
     assert "hush" not in answer.stdout + answer.stderr
-    for wrong in ({"KEEPWHOLE_MODEL": "/nope"}, {"KEEPWHOLE_DATA_DIR": "/dev/null/x"}):
+    for wrong in ({"KEEPWHOLE_MODEL": "/nope"}, {"KEEPWHOLE_DATA_DIR": "/dev/null/x"}, {"KEEPWHOLE_EMBEDDER": "/no"}):
         answer = run("doctor", **wrong)
         assert answer.returncode == 1
         assert next(iter(wrong.values())).split("/x")[0] in answer.stderr
@@ -156,6 +156,7 @@ def test_doctor_prints_every_setting_and_no_secret() -> None:
         ({"KEEPWHOLE_BUGDET_TOKENS": "300"}, "no such setting"),
         ({"KEEPWHOLE_BLAS": "/no/such.so"}, "KEEPWHOLE_BLAS"),
         ({"KEEPWHOLE_DATA_DIR": "/dev/null/data"}, "/dev/null"),
+        ({"KEEPWHOLE_EMBEDDER": "/no/such"}, "KEEPWHOLE_EMBEDDER: embedder '/no/such' is neither wordllama"),
     ],
 )
 def test_serve_refuses_bad_settings(tmp_path: Path, environment: dict[str, str], reason: str) -> None:

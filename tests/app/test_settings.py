@@ -27,8 +27,10 @@ def read(**variables: str) -> Settings:
         ("budget_tokens", "512", 512),
         ("prefill_step", "128", 128),
         ("kv_memory_mb", "77", 77),
+        ("embedder", "none", "none"),
         ("passage_tokens", "64", 64),
         ("max_upload_mb", "3", 3),
+        ("ingest_seconds", "9", 9),
         ("max_turns", "5", 5),
         ("blas", "none", "none"),
         ("log_level", "debug", "debug"),
@@ -73,6 +75,7 @@ NUMBERS = {
     "kv_memory_mb": (1, 1_000_000),
     "passage_tokens": (16, 2048),
     "max_upload_mb": (1, 1024),
+    "ingest_seconds": (1, 86_400),
     "max_turns": (1, 256),
 }
 

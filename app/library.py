@@ -1,0 +1,40 @@
+"""The library as the settings want it, for the server and for a command line without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.settings import Settings
+from ingest.database import Database
+from ingest.embedders import load_embedder
+from ingest.library import Library
+from ingest.library import migrations as ingest_migrations
+
+
+def open_documents(settings: Settings) -> Database:
+    """The database of documents. Raises ingest.database.CannotOpen."""
+    return Database(settings.folder / "library.db", ingest_migrations)
+
+
+def open_library(
+    database: Database,
+    count_tokens: Callable[[str], int],
+    settings: Settings,
+    *,
+    on_replaced: Callable[[list[str]], None] = lambda _: None,
+    at_work: bool = True,
+) -> Library:
+    """The library, which goes on with unfinished jobs at once, unless it is only looked at.
+
+    Raises ingest.embedders.EmbedderError.
+    """
+    return Library(
+        database,
+        count_tokens,
+        settings.passage_tokens,
+        load_embedder(settings.embedder),
+        tokenizer=settings.model,
+        seconds=settings.ingest_seconds,
+        on_replaced=on_replaced,
+        at_work=at_work,
+    )
