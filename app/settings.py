@@ -111,6 +111,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The sessions' part of the K/V in memory, in bytes."""
         return self.kv_memory_mb * 1_000_000 - self.bank_memory_bytes
 
+    @property
     def url(self) -> str:
         """Where the server is, as its own machine reaches it."""
         return f"http://{self.host}:{self.port}"

@@ -127,7 +127,10 @@ def package_folder(package: str) -> Path | None:
 def _wordllama_files() -> tuple[Path, Path]:
     folder = package_folder("wordllama")
     if folder is None:
-        raise EmbedderError(f"embedder {WORDLLAMA!r}: its package is not installed; pip install wordllama")
+        raise EmbedderError(
+            f"embedder {WORDLLAMA!r}: its package is not installed (it has wheels for Python 3.11 to 3.13 on macOS and"
+            f" on x86-64 Linux); pip install wordllama, or choose {NONE!r} to search by words alone"
+        )
     weights = folder / "weights" / "l2_supercat_256.safetensors"
     tokenizer = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
     for file in (weights, tokenizer):
