@@ -74,14 +74,18 @@ class Bank:
             self._model, budget=len(system) + len(passage), prefill_step=self._prefill_step, score="key_norm"
         )
         before = NewBlock(SYSTEM, system, pinned=True)
-        if (known := self.fetch(self.system_key(system))) is not None:
-            session.insert([(before, known)])
-        else:
-            for _ in session.prefill([before]):
-                yield 0
-            self.keep_system(system, session.lift(SYSTEM))
-        yield from session.prefill([NewBlock("passage", passage)])
-        kv = session.lift("passage")
+        try:
+            if (known := self.fetch(self.system_key(system))) is not None:
+                session.insert([(before, known)])
+            else:
+                for _ in session.prefill([before]):
+                    yield 0
+                self.keep_system(system, session.lift(SYSTEM))
+            yield from session.prefill([NewBlock("passage", passage)])
+            kv = session.lift("passage")
+        finally:
+            # Also when the caller stops early.
+            session.close()
         if document_id not in self.deleted:
             self.store.put(key, kv, document_id)
         return kv

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Column, Table
 
+from app.allocator import return_freed_memory
 from app.settings import Settings, read_settings
 from app.walk import printable
 from kv import blas
@@ -64,6 +65,7 @@ def serve(host: str | None, port: int | None, data_dir: Path | None, model: str 
     from app.logs import configure_logging
 
     configure_logging(settings)
+    return_freed_memory()
     chosen = _load_blas(settings)
     import structlog
 

@@ -143,7 +143,8 @@ class LiveSessions:
 
     def drop(self, session_id: str) -> None:
         """Free a session's K/V, in memory and on disk."""
-        self._sessions.pop(session_id, None)
+        if (session := self._sessions.pop(session_id, None)) is not None:
+            session.cache.close()
         self._snapshots.drop(session_id)
 
     def shrink(self, busy: set[str], room: int) -> list[str]:
@@ -170,6 +171,7 @@ class LiveSessions:
         session = self._sessions.pop(session_id)
         if not session.stale:
             self._snapshots.save(session_id, session.cache)
+        session.cache.close()
 
 
 def new_block(

@@ -161,7 +161,7 @@ class Turn:
         answer = AnswerText(cache.model.codec, self.request.stop, plan.max_tokens)
         pick = sampler(self.request.temperature)
         self._prompt_tokens = cache.tokens_kept
-        logits = cache.next_logits
+        logits, cache.next_logits = cache.next_logits, None
         fed = 0
         while True:
             if logits is None:

@@ -210,6 +210,11 @@ class EvictingCache:
         """True while nothing was stored."""
         return self.keys is None
 
+    def release(self) -> None:
+        """Let go of all arrays. The cache cannot be used afterwards."""
+        self.keys = self.values = None
+        self.scores = mx.zeros((1, 1, 0))
+
     # For the group
 
     def rows_at(self, index: mx.array | None, end: int) -> mx.array:

@@ -199,7 +199,8 @@ class Session:
             part = tokens[done : done + min(self.prefill_step, left if left <= last else left - last)]
             following = self._forward(part)
             done += len(part)
-            self.next_logits = following[0, -1] if logits and done == len(tokens) else None
+            # Taken out, not sliced: a slice would keep the logits of the whole pass.
+            self.next_logits = following[0, mx.array(-1)] if logits and done == len(tokens) else None
             mx.eval(self.next_logits, [cache.arrays for cache in self._caches])
             mx.clear_cache()
             yield done
@@ -293,11 +294,23 @@ class Session:
 
     def evict(self, block: str) -> Evicted:
         """Take one whole block out. Raises KeyError if it is not resident, ValueError if it is pinned."""
-        return self._group.evict(block)
+        evicted = self._group.evict(block)
+        # Now: until it is done, what was evicted is held as well.
+        mx.eval([cache.arrays for cache in self._caches])
+        return evicted
 
     def pin(self, block: str, pinned: bool) -> None:
         """Pin or unpin a resident block."""
         self._group.pin(block, pinned)
+
+    def close(self) -> None:
+        """Free the K/V at once; the session cannot be used afterwards.
+
+        A group and its layers refer to each other: without this, Python would find out only some time later.
+        """
+        self.next_logits = None
+        for cache in self._caches:
+            cache.release()
 
     # Internals
 
