@@ -67,9 +67,12 @@ class Bank:
         return self.store.get(key)
 
     def compute(
-        self, key: str, system: Sequence[int], passage: Sequence[int], document_id: str
+        self, key: str, system: Sequence[int], passage: Sequence[int], document_id: str, *, ahead: bool = False
     ) -> Generator[int, None, BlockKV]:
-        """Compute a passage's K/V and keep it; yields the passage's tokens done after each forward pass."""
+        """Compute a passage's K/V and keep it; yields the passage's tokens done after each forward pass.
+
+        ahead: nobody has asked for it yet, so it is the first to go.
+        """
         session = Session(
             self._model, budget=len(system) + len(passage), prefill_step=self._prefill_step, score="key_norm"
         )
@@ -87,8 +90,12 @@ class Bank:
             # Also when the caller stops early.
             session.close()
         if document_id not in self.deleted:
-            self.store.put(key, kv, document_id)
+            self.store.put(key, kv, document_id, first_to_go=ahead)
         return kv
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether K/V of so many tokens can be kept without anything having to go."""
+        return tokens * self._model.kv_bytes_per_token <= self.store.room_bytes
 
     def remove_document(self, document_id: str) -> None:
         """Forget a document's passages, now and if a turn that still has them is at work."""

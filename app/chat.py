@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from http import HTTPStatus
 
 import msgspec
 
 from app import audit
+from app.asked import Candidate, TurnRequest
 from app.audit import SessionRecord
-from app.changes import Candidate, TurnRequest
 from app.engine import Engine, Figures
 from app.exchanges import Exchange, referred
 from app.handle import TurnHandle
@@ -22,9 +23,10 @@ from app.store import Store
 from ingest.database import Database
 from ingest.errors import NotFound
 from ingest.jobs import new_id, now
-from ingest.library import Library
+from ingest.library import MAX_LIMIT, Library
 from ingest.records import StoredPassage
 from kv.model import LoadedModel
+from kv.template import ChatTemplate
 
 DEFAULT_SYSTEM_PROMPT = (
     "You are a helpful assistant. Answer the question from the passages you are given, in one or two sentences."
@@ -233,6 +235,25 @@ class ChatService:
         except NotFound:
             return True
         return False
+
+
+def default_system(template: ChatTemplate) -> list[int]:
+    """The system prompt of sessions that name none, as a message."""
+    return template.wrap(template.system, DEFAULT_SYSTEM_PROMPT)
+
+
+def passages_as_read(library: Library, template: ChatTemplate, document_id: str) -> Iterator[list[int]]:
+    """A document's passages as messages, in tokens; what is left of them ends when it is deleted."""
+    cursor = None
+    while True:
+        try:
+            page = library.passages(document_id, cursor, MAX_LIMIT)
+        except NotFound:
+            return
+        for passage in page.items:
+            yield template.wrap(template.passage, passage_message(passage))
+        if (cursor := page.next_cursor) is None:
+            return
 
 
 def passage_message(passage: StoredPassage) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ import mlx.core as mx
 import structlog
 
 from app import audit
+from app.ahead import Ahead
 from app.audit import Move, SessionRecord
 from app.bank import SYSTEM, Bank
 from app.events import Failed
@@ -95,6 +96,9 @@ class Engine:
         self._waiting: deque[TurnHandle] = deque()
         self._running: dict[TurnHandle, _Running] = {}
         self._kv_bytes_per_token = 0
+        self._ahead: Ahead | None = None
+        # Documents that were ingested before anyone said how to read them.
+        self._ingested: list[str] = []
         self.figures = Figures()
         self._sessions: LiveSessions | None = None
         self._bank: Bank | None = None
@@ -125,6 +129,20 @@ class Engine:
             self._evict_document(document_id)
 
         return self._call(forget)
+
+    def read_ahead(self, system: Sequence[int], passages_of: Callable[[str], Iterable[list[int]]]) -> None:
+        """Begin to read ingested documents into the bank while idle. The parameters are those of `Ahead`."""
+
+        def begin() -> None:
+            self._ahead = Ahead(self._passages(), system, passages_of)
+            for document_id in self._ingested:
+                self._ahead.add(document_id)
+
+        self._call(begin)
+
+    def note_ingested(self, document_id: str) -> None:
+        """Say that a document's passages can be asked for. Safe from any thread."""
+        self._call(lambda: (self._ahead.add if self._ahead else self._ingested.append)(document_id))
 
     def fork(self, parent: SessionRecord, child: SessionRecord, names: Mapping[str, str]) -> Future[None]:
         """Let a session that was recorded as a fork share its parent's K/V. names: as `Session.fork` takes them."""
@@ -191,8 +209,11 @@ class Engine:
         self.loaded.set_result(model)
         stopping = False
         while not (stopping and not self._running and not self._waiting):
-            stopping = self._take_in(block=not self._running and not self._waiting) or stopping
+            ahead = self._ahead if self._ahead and self._ahead.pending and not stopping else None
+            stopping = self._take_in(block=not self._running and not self._waiting and not ahead) or stopping
             self._admit(stopping)
+            if ahead and not self._running and not stopping:
+                ahead.step()
             for handle, running in self._running.items():
                 running.turn.changes.cancelled = handle.cancelled or stopping
             self._round()

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from app.changes import TurnRequest
+from app.asked import TurnRequest
 from app.events import Done, Event, Failed
 from app.problems import as_problem
 

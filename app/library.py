@@ -21,7 +21,7 @@ def open_library(
     count_tokens: Callable[[str], int],
     settings: Settings,
     *,
-    on_replaced: Callable[[list[str]], None] = lambda _: None,
+    on_stored: Callable[[str, list[str]], None] = lambda *_: None,
     at_work: bool = True,
 ) -> Library:
     """The library, which goes on with unfinished jobs at once, unless it is only looked at.
@@ -35,6 +35,6 @@ def open_library(
         load_embedder(settings.embedder),
         tokenizer=settings.model,
         seconds=settings.ingest_seconds,
-        on_replaced=on_replaced,
+        on_stored=on_stored,
         at_work=at_work,
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 
 import structlog
 
 from app import audit, schema
-from app.chat import ChatService
+from app.chat import ChatService, default_system, passages_as_read
 from app.engine import Engine
 from app.folder import FolderLock
 from app.library import open_documents, open_library
@@ -116,17 +117,21 @@ class Boot:
         engine = self._engine = Engine(lambda: load_model(settings.model), self._audit, settings)
         model = await asyncio.wrap_future(engine.loaded)
 
-        def forget(document_ids: list[str]) -> None:
-            # As a deletion does.
-            for document_id in document_ids:
-                engine.forget_document(document_id)
+        def stored(document_id: str, replaced: list[str]) -> None:
+            for old in replaced:
+                # As a deletion does.
+                engine.forget_document(old)
+            if settings.bank_ahead:
+                engine.note_ingested(document_id)
 
         count = model.codec.count
-        library = await asyncio.to_thread(open_library, self._documents, count, settings, on_replaced=forget)
+        library = await asyncio.to_thread(open_library, self._documents, count, settings, on_stored=stored)
         if (vectors := library.vectors) is not None:
             log.info("searching by vectors too", embedder=vectors.embedder)
         store = Store(self._audit)
         known = await asyncio.to_thread(lambda: library.document_ids() | store.session_ids())
         await asyncio.wrap_future(engine.keep_owners(known))
+        if settings.bank_ahead:
+            engine.read_ahead(default_system(model.template), partial(passages_as_read, library, model.template))
         chat = ChatService(settings, model, engine, self._audit, library)
         return Services(settings=settings, model=model, chat=chat, library=library, store=chat.store)

@@ -26,7 +26,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bank_memory_mb, bank_disk_mb: K/V of passages and of exchanges that left, for reuse, in memory and then on disk; 0
     turns a tier off, and both at 0 make every session read its passages itself. The first is a part of kv_memory_mb:
     absent, a quarter of it, 512 at most. bank_recompute: first tokens of a passage from
-    the bank that a session reads anew, behind what it holds.
+    the bank that a session reads anew, behind what it holds. bank_ahead: 1 reads ingested passages into the bank, as
+    long as it has room, while nothing is asked; 0 leaves them to the first question that needs them.
     embedder: "wordllama", "minilm", a sentence-transformers folder, or "none" for full-text search alone.
     passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one request's body.
     ingest_seconds: most seconds that one document may take to be read and cut.
@@ -46,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bank_memory_mb: int | None = None
     bank_disk_mb: int = 4096
     bank_recompute: int = 0
+    bank_ahead: int = 1
     embedder: str = "wordllama"
     passage_tokens: int = 192
     max_upload_mb: int = 20
@@ -65,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "bank_memory_mb": (0, 1_000_000),
             "bank_disk_mb": (0, 10_000_000),
             "bank_recompute": (0, 2048),
+            "bank_ahead": (0, 1),
             "passage_tokens": (16, 2048),
             "max_upload_mb": (1, 1024),
             "ingest_seconds": (1, 86_400),

@@ -89,10 +89,16 @@ class TieredStore:
             return "memory"
         return "disk" if key in self._files else None
 
-    def put(self, key: str, kv: BlockKV, owner: str) -> None:
-        """Keep K/V, in memory first."""
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that can be kept without anything having to go. What is in both tiers counts twice."""
+        return self._memory_bytes + self._disk_bytes - self.memory_bytes - self.disk_bytes
+
+    def put(self, key: str, kv: BlockKV, owner: str, *, first_to_go: bool = False) -> None:
+        """Keep K/V, in memory first. first_to_go: as the least, not the most recently used."""
         self._memory.pop(key, None)
-        self._memory[key] = (kv, owner)
+        held = {key: (kv, owner)}
+        self._memory = held | self._memory if first_to_go else self._memory | held
         self._shrink()
 
     def get(self, key: str) -> BlockKV | None:

@@ -55,7 +55,8 @@ class Worker:
     Each document becomes searchable in one transaction. What an earlier process left unfinished is taken up
     again. `count_tokens` is called on the worker's thread, which embeds the passages too, if there are `vectors`;
     `cut_by` names it and the size. A document that takes more than `seconds` fails.
-    `on_replaced` is called on that thread with the ids of documents whose place another has taken; it must not block.
+    `on_stored` is called on that thread with the id of each document that can be searched from now on, and those of the
+    documents whose place it has taken; it must not block.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Worker:
         *,
         cut_by: str,
         seconds: float,
-        on_replaced: Callable[[list[str]], None],
+        on_stored: Callable[[str, list[str]], None],
     ) -> None:
         self._database = database
         self._uploads = uploads
@@ -77,7 +78,7 @@ class Worker:
         self._vectors = vectors
         self._cut_by = cut_by
         self._seconds = seconds
-        self._on_replaced = on_replaced
+        self._on_stored = on_stored
         self._reader = Reader()
         self._current: str | None = None
         # Of ids, which never come again, so that a late word on one document does not stop the next.
@@ -193,10 +194,10 @@ class Worker:
         self._deadline = time.monotonic() + self._seconds
         try:
             text, media_type, passages = work.twin or self._passages(task, work)
-            if replaced := self._store(task, text, media_type, passages):
-                for document_id in replaced:
-                    self._uploads.remove(document_id)
-                self._on_replaced(replaced)
+            replaced = self._store(task, text, media_type, passages)
+            for document_id in replaced:
+                self._uploads.remove(document_id)
+            self._on_stored(task.document_id, replaced)
         except sqlite3.OperationalError:
             raise
         except Exception as error:

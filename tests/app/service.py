@@ -19,6 +19,10 @@ COMMAND = [sys.executable, "-c", "from app.cli import main; main()"]
 TOWNS = ["Bodo", "Narva", "Lecce", "Tarifa", "Galway", "Piran"]
 
 
+# Nothing is computed behind a test's back, unless it asks for it.
+QUIET = {"KEEPWHOLE_BANK_AHEAD": "0"}
+
+
 class Service:
     """The process. folder: its data. environment: settings beside those a test needs."""
 
@@ -26,7 +30,13 @@ class Service:
         self.folder = folder
         settings = {f"KEEPWHOLE_{name}": value for name, value in environment.items()}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("KEEPWHOLE_")}
-        self.environment = {**inherited, "KEEPWHOLE_DATA_DIR": str(folder), "KEEPWHOLE_PREFILL_STEP": "64", **settings}
+        self.environment = {
+            **inherited,
+            "KEEPWHOLE_DATA_DIR": str(folder),
+            "KEEPWHOLE_PREFILL_STEP": "64",
+            **QUIET,
+            **settings,
+        }
         self.start()
 
     def start(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,3 +236,34 @@ def test_an_old_exchange_comes_back_when_a_question_refers_to_it(own: Service) -
     assert {(row["session_id"], row["document_id"], row["target"], row["reason"]) for row in gone} == {
         (session, None, "dropped", "session_deleted")
     }
+
+
+def test_ingested_passages_are_read_ahead_while_nothing_is_asked(tmp_path: Path) -> None:
+    service = Service(tmp_path, BANK_AHEAD="1", BANK_DISK_MB="0")
+    documents = service.ingest(*towns())
+    session = service.session()
+    (system,) = service.blocks(session)
+
+    def banked() -> int:
+        return int(service.http.get("/ready").json()["bank_kv_bytes"])
+
+    # One token takes 46,080 bytes: each town's passage and the system prompt, which each of them begins with.
+    found = service.http.post("/v1/search", json={"query": "ferry", "top_k": 6}).json()["items"]
+    assert len(found) == 6
+    deadline = time.monotonic() + 60
+    while (held := banked()) < 46_080 * (system["tokens"] + sum(passage["tokens"] for passage in found)):
+        assert time.monotonic() < deadline, held
+        time.sleep(0.1)
+    names, last = turn(service, session, "When does the ferry to Narva leave?", top_k=4, max_tokens=12)
+    assert {source["state"] for source in last["retrieval"]["sources"]} == {"recalled"}
+    assert names.count("recall") == 4
+    usage = last["done"]["usage"]
+    (question,) = service.blocks(session, kind="question")
+    # Only the question is read, and what the template puts before an answer.
+    assert usage["prefilled_tokens"] <= question["tokens"] + 8
+    # A document that is deleted is not read ahead again, nor kept.
+    for document in documents:
+        assert service.http.delete(f"/v1/documents/{document}").status_code == 204
+    time.sleep(0.2)
+    assert banked() == 46_080 * system["tokens"]
+    service.stop()

@@ -60,7 +60,10 @@ class Shelf:
     def open(self, passage_tokens: int = 40, **options: object) -> None:
         self.gate = Gate()
         self.database = Database(self.path, migrations)
-        self.library = Library(self.database, self.gate, passage_tokens, on_replaced=self.replaced.extend, **options)
+        self.library = Library(self.database, self.gate, passage_tokens, on_stored=self.note, **options)
+
+    def note(self, _document_id: str, replaced: list[str]) -> None:
+        self.replaced.extend(replaced)
 
     def close(self) -> None:
         self.gate.open.set()
