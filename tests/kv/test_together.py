@@ -378,3 +378,35 @@ def test_eight_answers_of_the_real_model_are_those_alone(smollm2: LoadedModel) -
             answers[i].append(pick(logits))
             feed(sessions[i], answers[i])
     assert answers == alone
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_what_one_session_is_told_never_changes_anothers_logits(llama: LoadedModel, score: Score) -> None:
+    """Bit for bit while they share passes, and as alone but for rounding."""
+
+    def logits(secret: int | None) -> list[np.ndarray]:
+        victim = Session(llama, budget=512, prefill_step=64, score=score)
+        told = [NewBlock("system", words(1, SYSTEM), pinned=True), NewBlock("text", words(2, 90))]
+        for _ in victim.prefill(told, answer=PROMPT):
+            pass
+        others: list[Session] = []
+        if secret is not None:
+            other = Session(llama, budget=512, prefill_step=64, score=score)
+            for _ in other.prefill([NewBlock("secret", words(secret, 70))], answer=PROMPT):
+                pass
+            others.append(other)
+        rows = []
+        for number, token in enumerate(words(3, 12)):
+            given = [token] * (1 + len(others))
+            if others and number % 2:
+                # On either side of the victim.
+                rows.append(np.array(step_together([*others, victim], given)[-1]))
+            else:
+                rows.append(np.array(step_together([victim, *others], given)[0]))
+        rows.append(np.array([block.score for block in victim.blocks()]))
+        return rows
+
+    alone, one, another = logits(None), logits(50), logits(60)
+    for want, got, other in zip(alone, one, another, strict=True):
+        np.testing.assert_array_equal(got, other)
+        np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-4)
