@@ -16,23 +16,22 @@ PREFIX = "KEEPWHOLE_"
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting, with its unit. Each is read from the environment variable KEEPWHOLE_<NAME>.
 
-    host, port: where to listen. data_dir: where the databases live. model: the embedded model's name, an mlx-lm
-    folder or a hub name. api_key: the bearer token that requests must carry; None asks for none.
-    budget_tokens: default KV budget of a session, in tokens per layer. prefill_step: most tokens of a forward pass.
-    kv_memory_mb: most K/V in memory, of all sessions and the bank. Idle sessions beyond it go to disk, least recently
-    used first, and come back when needed; turns whose sessions could grow beyond it wait for others to end, but for one
-    that has nobody to wait for. snapshot_disk_mb: most idle sessions on disk; what does not fit is rebuilt by reading
-    its blocks; 0 keeps none.
-    bank_memory_mb, bank_disk_mb: K/V of passages and of exchanges that left, for reuse, in memory and then on disk; 0
-    turns a tier off, and both at 0 make every session read its passages itself. The first is a part of kv_memory_mb:
-    absent, a quarter of it, 512 at most. bank_recompute: first tokens of a passage from
-    the bank that a session reads anew, behind what it holds. bank_ahead: 1 reads ingested passages into the bank, as
-    long as it has room, while nothing is asked; 0 leaves them to the first question that needs them.
-    embedder: "wordllama", "minilm", a sentence-transformers folder, or "none" for full-text search alone.
-    passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one request's body.
-    ingest_seconds: most seconds that one document may take to be read and cut.
-    max_turns: turns at work or waiting at once; more are answered 503. blas: see `kv.blas`.
-    log_level: debug, info, warning or error. log_format: auto (text on a terminal, else JSON), text or json.
+    host, port: where to listen. data_dir: where the databases live. model: the embedded model's name, an mlx-lm folder
+    or a hub name. api_key: the bearer token that requests must carry; None asks for none. budget_tokens: default KV
+    budget of a session, in tokens per layer. prefill_step: most tokens of a forward pass. kv_memory_mb: most memory
+    beside the model: the K/V of sessions, the bank, and an eighth for what comes and goes in a forward pass. Idle
+    sessions beyond it go to disk, least recently used first, and come back when needed; turns whose sessions could
+    grow beyond it wait for others to end, but for one that has nobody to wait for. snapshot_disk_mb: most idle
+    sessions on disk; what does not fit is rebuilt by reading its blocks; 0 keeps none. bank_memory_mb, bank_disk_mb:
+    K/V of passages and of exchanges that left, for reuse, in memory and then on disk; 0 turns a tier off, and both at
+    0 make every session read its passages itself. The first is a part of kv_memory_mb: absent, a quarter of it, 512 at
+    most. bank_recompute: first tokens of a passage from the bank that a session reads anew, behind what it holds.
+    bank_ahead: 1 reads ingested passages into the bank, as long as it has room, while nothing is asked; 0 leaves them
+    to the first question that needs them. embedder: "wordllama", "minilm", a sentence-transformers folder, or "none"
+    for full-text search alone. passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one
+    request's body. ingest_seconds: most seconds that one document may take to be read and cut. max_turns: turns at
+    work or waiting at once; more are answered 503. blas: see `kv.blas`. log_level: debug, info, warning or error.
+    log_format: auto (text on a terminal, else JSON), text or json.
     """
 
     host: str = "127.0.0.1"
@@ -111,8 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def session_memory_bytes(self) -> int:
-        """The sessions' part of the K/V in memory, in bytes."""
-        return self.kv_memory_mb * 1_000_000 - self.bank_memory_bytes
+        """The sessions' part of the K/V in memory, in bytes. An eighth is left for what forward passes need."""
+        return max(0, self.kv_memory_mb * 1_000_000 * 7 // 8 - self.bank_memory_bytes)
 
     @property
     def url(self) -> str:
