@@ -137,7 +137,13 @@ SESSION = """
 
 
 def recover(db: sqlite_utils.Database) -> int:
-    """Mark turns that an earlier process left running as failed. Returns how many there were."""
+    """Mark turns that an earlier process left running as failed, and clear up after deletions that it did not finish.
+
+    Returns how many turns there were.
+    """
+    for table in ("blocks", "turns"):
+        db.execute(f"DELETE FROM {table} WHERE session_id NOT IN (SELECT id FROM sessions)")
+    db.execute("DELETE FROM exchanges WHERE rowid NOT IN (SELECT seq FROM turns)")
     problem = json.dumps({"detail": "The process stopped during this turn."})
     lost = list(db.query("SELECT id, session_id FROM turns WHERE status = 'running'"))
     for turn in lost:
@@ -303,7 +309,12 @@ def evict_document(
         (resident,) = _one(
             db, "SELECT sum(tokens) FROM blocks WHERE session_id = ? AND state = 'resident'", [session_id]
         )
-        (turn_id,) = _one(db, "SELECT id FROM turns WHERE session_id = ? ORDER BY seq DESC LIMIT 1", [session_id])
+        # A fork of a session whose only turn was cancelled has passages and no turn.
+        (turn_id,) = _one(
+            db,
+            "SELECT coalesce((SELECT id FROM turns WHERE session_id = ? ORDER BY seq DESC LIMIT 1), '')",
+            [session_id],
+        )
         row = Eviction(
             id=new_id("evi"),
             session_id=session_id,
@@ -342,6 +353,11 @@ def insert_arrivals(
         if not returned.rowcount:
             insert_blocks(db, session_id, [block])
     insert_point(db, session_id, point)
+
+
+def move_to_end(db: sqlite_utils.Database, block_id: str) -> None:
+    """Record that a resident block was moved to the end of its session's stream."""
+    db.execute("UPDATE blocks SET seq = (SELECT max(seq) + 1 FROM blocks) WHERE id = ?", [block_id])
 
 
 def insert_recall(db: sqlite_utils.Database, recall: Recall, block: StoredBlock, point: CompressionPoint) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,6 +28,16 @@ Emit = Callable[[Event, "Future[Any] | None"], None]
 
 
 @dataclass
+class _Arrival:
+    """A passage on its way to the end of the stream. tier: where its K/V waited. moves: whether it is resident."""
+
+    block: StoredBlock
+    kv: BlockKV | None = None
+    tier: Tier | None = None
+    moves: bool = False
+
+
+@dataclass
 class Changes:
     """What one turn changes.
 
@@ -47,6 +57,7 @@ class Changes:
     peak: int = 0
     _total: int = 0
     _restored: int = 0
+    _fetched: dict[str, tuple[BlockKV, Tier]] = field(default_factory=dict)
 
     # Evicting
 
@@ -121,12 +132,27 @@ class Changes:
         """The candidates, best first. Once and for all: the plan goes by it, whatever the bank drops meanwhile."""
         live, found = self.live, []
         for number, candidate in enumerate(self.request.candidates):
+            if candidate.passage.document_id in self.bank.deleted:
+                # Since it was found: the turn has waited.
+                continue
             key = self.bank.key(live.system, candidate.token_ids)
             stored = self.bank.where(key) is not None
             offloaded = live.offloaded.get(candidate.passage.id) if stored else None
             block_id = offloaded.id if offloaded else f"{self.request.turn_id}.passage{number}"
             found.append(Wish(candidate, block_id, key, stored))
         return found
+
+    def fetch(self, plan: Plan) -> None:
+        """Get hold of the K/V of what is to be recalled, so that it is not dropped meanwhile. What is gone is read."""
+        for wish in self.wishes:
+            passage_id = wish.candidate.passage.id
+            if passage_id in plan.recall:
+                tier, kv = self.bank.where(wish.bank_key), self.bank.fetch(wish.bank_key)
+                if tier is None or kv is None:
+                    plan.recall.remove(passage_id)
+                    plan.stream.append(passage_id)
+                else:
+                    self._fetched[wish.block_id] = (kv, tier)
 
     @cached_property
     def referred(self) -> dict[int, Exchange]:
@@ -150,7 +176,8 @@ class Changes:
             # A system prompt is read once too, by the first session that has it.
             live.bank_keys.update({block.id: self.bank.system_key(block.tokens) for block in restore if block.pinned})
         # Best last: the nearer a passage is to the question, the better a small model uses it.
-        coming = [w for w in reversed(self.wishes) if w.candidate.passage.id in (*plan.recall, *plan.stream)]
+        wanted = [w for w in reversed(self.wishes) if w.candidate.passage.id not in plan.skipped]
+        coming = [w for w in wanted if w.candidate.passage.id not in plan.resident]
         unread = [block for block in restore if not self._banked(block.id)]
         self._restored = sum(len(block.tokens) for block in unread) if request.number > 1 else 0
         self._total = sum(len(block.tokens) for block in unread) + len(request.question_ids) + len(prompt)
@@ -160,8 +187,9 @@ class Changes:
         streamed: list[StoredBlock] = []
         if not self.bank.enabled:
             streamed = [self._passage(wish) for wish in coming]
-        elif coming and not self.cancelled:
-            yield from self._bring(coming)
+            wanted = [wish for wish in wanted if wish not in coming]
+        if wanted and not self.cancelled:
+            yield from self._bring(wanted)
         if self.cancelled:
             return
         question = NewBlock(request.question_id, request.question_ids, pinned=True)
@@ -231,33 +259,45 @@ class Changes:
         self.note_peak()
         self.emit(Prefill(done=done, total=max(done, self._total), restored=self._restored), None)
 
-    def _bring(self, coming: Sequence[Wish]) -> Iterator[None]:
-        """Put passages in from the bank, where those are computed first that are not there."""
+    def _bring(self, wanted: Sequence[Wish]) -> Iterator[None]:
+        """Put passages at the end of the stream: those that are resident from where they are, the others from the bank,
+        where those are computed first that are not there."""
         live, bank = self.live, self.bank
         started = time.monotonic()
-        arrivals: list[tuple[StoredBlock, BlockKV, Tier | None]] = []
-        for wish in coming:
-            tier, kv = bank.where(wish.bank_key), bank.fetch(wish.bank_key)
-            if kv is None:
-                tier, kv = None, (yield from self._compute(wish))
+        places = {block.passage_id: block for block in live.blocks.values() if block.passage_id}
+        arrivals: list[_Arrival] = []
+        for wish in wanted:
+            token_ids = wish.candidate.token_ids
+            if (record := places.get(wish.candidate.passage.id)) is not None:
+                arrivals.append(_Arrival(StoredBlock(record=record, token_ids=token_ids), moves=True))
+            elif wish.block_id in self._fetched:
+                arrivals.append(_Arrival(self._passage(wish), *self._fetched.pop(wish.block_id)))
+            else:
+                kv = yield from self._compute(wish)
                 started = time.monotonic()
-            if kv is None:
-                return
-            arrivals.append((self._passage(wish), kv, tier))
+                if kv is None:
+                    return
+                arrivals.append(_Arrival(self._passage(wish), kv))
         before = live.resident_tokens
-        live.cache.insert(
-            [(NewBlock(block.record.id, block.token_ids), kv) for block, kv, _ in arrivals], recompute=bank.recompute
-        )
+        moving = [arrival for arrival in arrivals if arrival.moves]
+        for arrival, kv in zip(moving, live.cache.take_out([a.block.record.id for a in moving]), strict=True):
+            arrival.kv = kv
+        blocks = [(NewBlock(a.block.record.id, a.block.token_ids), a.kv) for a in arrivals]
+        live.cache.insert([(block, kv) for block, kv in blocks if kv is not None], recompute=bank.recompute)
         self.note_peak()
         seconds = (time.monotonic() - started) / len(arrivals)
-        for block, kv, tier in arrivals:
-            left = live.offloaded.pop(block.record.passage_id or "", None)
+        for arrival in arrivals:
+            record = arrival.block.record
+            if arrival.moves:
+                live.blocks[record.id] = live.blocks.pop(record.id)
+                self.database.write(partial(audit.move_to_end, block_id=record.id))
+                continue
+            left = live.offloaded.pop(record.passage_id or "", None)
             # If what left has another name, it had been dropped from the bank, that was logged, and this is read anew.
-            returning = left is not None and left.id == block.record.id
-            self._note_arrival(
-                block, tier, before, seconds, returning=returning, recomputed=min(bank.recompute, kv.tokens)
-            )
-            before += kv.tokens
+            returning = left is not None and left.id == record.id
+            recomputed = min(bank.recompute, record.tokens)
+            self._note_arrival(arrival.block, arrival.tier, before, seconds, returning=returning, recomputed=recomputed)
+            before += record.tokens
         yield
 
     def _note_arrival(

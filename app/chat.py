@@ -57,6 +57,11 @@ class ChatService:
         return len(self._active)
 
     @property
+    def alive(self) -> bool:
+        """Whether the MLX thread is there to answer."""
+        return self._engine.alive
+
+    @property
     def figures(self) -> Figures:
         """What the MLX thread has to do, and the K/V in memory."""
         return self._engine.figures
@@ -94,9 +99,9 @@ class ChatService:
 
     async def fork(self, session_id: str, body: ForkBody) -> SessionRecord:
         """Create a session that begins as a copy of one. Raises NotFound, or Problem 409 while that one answers."""
-        parent = await asyncio.to_thread(self.store.session, session_id)
         self._claim(session_id)
         try:
+            parent = await asyncio.to_thread(self.store.session, session_id)
             created_at = now()
             child = msgspec.structs.replace(
                 parent,
@@ -115,11 +120,17 @@ class ChatService:
     async def delete(self, session_id: str) -> None:
         """Cancel what the session is doing and delete it. Raises NotFound."""
         await asyncio.to_thread(self.store.session, session_id)
-        if handle := await self._at_work(session_id):
+        while handle := await self._at_work(session_id):
             handle.cancel()
             await handle.wait()
-        await asyncio.wrap_future(self._engine.forget(session_id))
-        await asyncio.wrap_future(self._database.write(lambda db: audit.delete_session(db, session_id)))
+        # Nothing else may begin until it is gone.
+        self._active[session_id] = None
+        try:
+            await asyncio.to_thread(self.store.session, session_id)
+            await asyncio.wrap_future(self._engine.forget(session_id))
+            await asyncio.wrap_future(self._database.write(lambda db: audit.delete_session(db, session_id)))
+        finally:
+            self._release(session_id)
 
     async def forget_document(self, document_id: str) -> None:
         """Drop the K/V of a document that has been deleted, in the bank and in sessions.
@@ -160,13 +171,13 @@ class ChatService:
         turns are at work, 422 if the session was made for another model.
         """
         accepted_at = time.monotonic()
-        session = await asyncio.to_thread(self.store.session, session_id)
-        if session.model != self._model.name:
-            raise invalid("session", f"made for model {session.model}; this server runs {self._model.name}")
-        self._refuse_hopeless("content", body.content, session.budget_tokens)
         self._claim(session_id)
         turn_id = new_id("trn")
         try:
+            session = await asyncio.to_thread(self.store.session, session_id)
+            if session.model != self._model.name:
+                raise invalid("session", f"made for model {session.model}; this server runs {self._model.name}")
+            self._refuse_hopeless("content", body.content, session.budget_tokens)
             question_ids, candidates, deleted, exchanges = await asyncio.to_thread(self._retrieve, session_id, body)
             retrieved_at = time.monotonic()
             number = await asyncio.wrap_future(

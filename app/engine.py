@@ -154,8 +154,18 @@ class Engine:
         return self._call(fork)
 
     def keep_owners(self, known: Set[str]) -> Future[None]:
-        """Drop K/V from the bank that is of none of these documents and sessions."""
-        return self._call(lambda: self._passages().store.keep_owners(known | {SYSTEM}))
+        """Drop K/V, in the bank and in snapshots, that is of none of these documents and sessions."""
+
+        def keep() -> None:
+            self._passages().store.keep_owners(known | {SYSTEM})
+            self._live().snapshots.keep(known)
+
+        return self._call(keep)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the MLX thread is there to do anything."""
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         """Cancel every turn, let each commit or roll back, and end the thread."""
@@ -256,6 +266,7 @@ class Engine:
                 try:
                     item.future.set_result(item.function())
                 except Exception as error:
+                    log.error("a call to the MLX thread failed", exc_info=error)
                     item.future.set_exception(error)
 
     def _most_bytes(self, budget_tokens: int) -> int:
@@ -374,8 +385,13 @@ class Engine:
 
     def _end(self, handle: TurnHandle) -> None:
         self._running.pop(handle, None)
-        for document_id in self._live().documents(handle.request.session.id) & self._passages().deleted:
-            # Deleted while the turn was at work.
-            self._evict_document(document_id, [handle.request.session.id])
-        handle.finish()
-        self._shrink()
+        try:
+            for document_id in self._live().documents(handle.request.session.id) & self._passages().deleted:
+                # Deleted while the turn was at work.
+                self._evict_document(document_id, [handle.request.session.id])
+            self._shrink()
+        except Exception as error:
+            # The next message finds out too. Nobody else is to suffer for it.
+            log.error("a session could not be tidied up", session_id=handle.request.session.id, exc_info=error)
+        finally:
+            handle.finish()

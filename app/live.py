@@ -10,6 +10,7 @@ from pathlib import Path
 from app.audit import BlockRecord, SessionRecord, StoredBlock
 from app.snapshots import Snapshots
 from app.store import Store
+from ingest.errors import NotFound
 from ingest.jobs import now
 from ingest.records import StoredPassage
 from kv.model import LoadedModel
@@ -54,12 +55,12 @@ class LiveSession:
 
 
 class LiveSessions:
-    """The sessions whose K/V is in memory, most recently used last."""
+    """The sessions whose K/V is in memory, most recently used last. snapshots: where those go that are not."""
 
     def __init__(self, model: LoadedModel, store: Store, snapshots: Snapshots, *, prefill_step: int) -> None:
         self._model = model
         self._store = store
-        self._snapshots = snapshots
+        self.snapshots = snapshots
         self._prefill_step = prefill_step
         self._sessions: dict[str, LiveSession] = {}
 
@@ -76,17 +77,20 @@ class LiveSessions:
         session = self._sessions.pop(record.id, None)
         if session is None:
             resident = [block.record.id for block in self._store.resident(record.id)]
-            session = self._session(record, self._snapshots.take(record.id, partial(self._load, resident)))
+            session = self._session(record, self.snapshots.take(record.id, partial(self._load, resident)))
         self._sessions[record.id] = session
         return session
 
     def _session(self, record: SessionRecord, cache: Session | None) -> LiveSession:
-        """A session as SQLite has it. cache: what holds its blocks; None if all must be restored."""
+        """A session as SQLite has it. cache: what holds its blocks; None if all must be restored. Raises NotFound."""
         stored = self._store.resident(record.id)
+        system = [block.token_ids for block in stored if block.record.kind == "system"]
+        if not system:
+            raise NotFound("session", record.id)
         return LiveSession(
             record=record,
             cache=cache or self._fresh(record),
-            system=next(block.token_ids for block in stored if block.record.kind == "system"),
+            system=system[0],
             blocks={block.record.id: block.record for block in stored},
             seen_tokens=record.seen_tokens,
             stale={block.record.id: block.token_ids for block in stored} if cache is None else {},
@@ -145,7 +149,7 @@ class LiveSessions:
         """Free a session's K/V, in memory and on disk."""
         if (session := self._sessions.pop(session_id, None)) is not None:
             session.cache.close()
-        self._snapshots.drop(session_id)
+        self.snapshots.drop(session_id)
 
     def shrink(self, busy: set[str], room: int) -> list[str]:
         """Move least recently used sessions to disk until those that are not busy take `room` bytes at most.
@@ -170,7 +174,7 @@ class LiveSessions:
     def _snapshot(self, session_id: str) -> None:
         session = self._sessions.pop(session_id)
         if not session.stale:
-            self._snapshots.save(session_id, session.cache)
+            self.snapshots.save(session_id, session.cache)
         session.cache.close()
 
 

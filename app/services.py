@@ -131,6 +131,9 @@ class Boot:
         store = Store(self._audit)
         known = await asyncio.to_thread(lambda: library.document_ids() | store.session_ids())
         await asyncio.wrap_future(engine.keep_owners(known))
+        for document_id in await asyncio.to_thread(store.documents) - known:
+            # Deleted by a process that could not finish, or by a command without a server.
+            await asyncio.wrap_future(engine.forget_document(document_id))
         if settings.bank_ahead:
             engine.read_ahead(default_system(model.template), partial(passages_as_read, library, model.template))
         chat = ChatService(settings, model, engine, self._audit, library)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import structlog
@@ -34,6 +34,11 @@ class Snapshots:
     def nbytes(self) -> int:
         """Bytes on disk."""
         return sum(path.stat().st_size for path, _ in self._files.values())
+
+    def keep(self, known: Set[str]) -> None:
+        """Delete the files of sessions other than these."""
+        for session_id in self._files.keys() - known:
+            self.drop(session_id)
 
     def save(self, session_id: str, session: Session) -> None:
         """Write a session's cache, if there is room for it at all."""

@@ -132,6 +132,13 @@ class Store:
         )
         return [row["document_id"] for row in rows]
 
+    def documents(self) -> set[str]:
+        """Ids of the documents that blocks of any session come from, in its cache or to be recalled."""
+        rows = self._rows(
+            "SELECT DISTINCT document_id FROM blocks WHERE state != 'dropped' AND document_id IS NOT NULL", []
+        )
+        return {row["document_id"] for row in rows}
+
     def evictions(self, filter: EvictionFilter, cursor: str | None, limit: int) -> Page[Eviction]:
         """Evictions in the order they happened."""
         _one_of("kind", filter.kind, KINDS)

@@ -66,6 +66,7 @@ class Turn:
         if not live.stale:
             self._scores = {block.id: block.score for block in live.cache.blocks()}
         plan = self._plan()
+        self.changes.fetch(plan)
         self._sources = self._describe(plan)
         self._emit(Retrieval(turn_id=self.request.turn_id, sources=self._sources), None)
         self.changes.evict_deleted()
@@ -152,7 +153,7 @@ class Turn:
                 tokens=len(c.token_ids),
                 state=state(c.passage.id),
             )
-            for c in self.request.candidates
+            for c in (wish.candidate for wish in self.changes.wishes)
         ]
 
     # Answering

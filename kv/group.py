@@ -255,10 +255,8 @@ class CacheGroup:
 
     def evict(self, block: str) -> Evicted:
         """Take one resident block out, whatever its score. Raises KeyError, or ValueError if it may not leave."""
+        unit = self.check_evictable(block)
         table = self._held.table()
-        unit = table.find(block)
-        if unit.pinned or not unit.complete or unit.start < self.policy.n_sink:
-            raise ValueError(f"block {block!r} is pinned, unfinished, or holds sinks; it cannot be evicted")
         number = table.units.index(unit)
         score = self.scores()[number]
         begin, end = table.row_spans()[number]
@@ -270,6 +268,13 @@ class CacheGroup:
         for layer in self.layers:
             layer.keep(index)
         return self._report(unit, score, 0)
+
+    def check_evictable(self, block: str) -> Unit:
+        """The unit of a block that `evict` can take out. Raises as that does."""
+        unit = self._held.table().find(block)
+        if unit.pinned or not unit.complete or unit.start < self.policy.n_sink:
+            raise ValueError(f"block {block!r} is pinned, unfinished, or holds sinks; it cannot be evicted")
+        return unit
 
     def lift(self, block: str) -> BlockKV:
         """A copy of a resident block's K/V. Raises KeyError if it is not resident whole."""

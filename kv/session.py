@@ -246,6 +246,16 @@ class Session:
         mx.eval(kv.keys, kv.values)
         return kv
 
+    def take_out(self, blocks: Sequence[str]) -> list[BlockKV]:
+        """Lift resident blocks and evict them, in one go. Raises as `lift` and `evict` do, before anything has left."""
+        lifted = [self._group.lift(block) for block in blocks]
+        for block in blocks:
+            self._group.check_evictable(block)
+        for block in blocks:
+            self._group.evict(block)
+        mx.eval([(kv.keys, kv.values) for kv in lifted], [cache.arrays for cache in self._caches])
+        return lifted
+
     def insert(self, blocks: Sequence[tuple[NewBlock, BlockKV]], *, recompute: int = 0) -> None:
         """Put blocks in again, at the end of the stream, without a pass over their tokens.
 

@@ -24,6 +24,8 @@ async def ready(request: Request[Any, Any, Any]) -> dict[str, Any]:
     services = request.app.state.boot.services
     if services.chat.closing:
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping")
+    if not services.chat.alive:
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the MLX thread has ended; the log says why. Restart the server")
     figures = dataclasses.asdict(services.chat.figures)
     return {"status": "ready", "model": services.model.name, "turns": services.chat.active_turns, **figures}
 

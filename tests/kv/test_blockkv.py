@@ -14,6 +14,7 @@ from kv import KVCacheBuilder, KVCacheConfig, LoadedModel, Session
 from kv.blockkv import BlockKV
 from kv.session import NewBlock
 from tests.kv.feeding import tiny_llama
+from tests.kv.streams import loaded, words
 
 LAYERS, WIDTH, WORDS = 3, 16, 100
 SYSTEM, PASSAGE, OTHER, QUESTION = list(range(8)), list(range(10, 30)), list(range(40, 75)), list(range(80, 90))
@@ -224,3 +225,29 @@ def test_a_session_answers_the_same_when_a_block_left_and_came_back(smollm2: Loa
     # The first has come back further on: the gap that it left is still there, to all who look back.
     assert int(answer(session).argmax()) == int(expected.argmax())
     np.testing.assert_allclose(answer(again), expected, atol=2e-3)
+
+
+def test_blocks_are_taken_out_together_or_not_at_all() -> None:
+    model = loaded(tiny_llama(width=16, words=WORDS))
+    one, other = (Session(model, budget=512, prefill_step=64) for _ in range(2))
+    blocks = [NewBlock("system", SYSTEM, pinned=True), *(NewBlock(f"b{i}", words(i, 20)) for i in range(4))]
+    for session in (one, other):
+        for _ in session.prefill(blocks):
+            pass
+    with pytest.raises(ValueError, match="system"):
+        one.take_out(["b1", "system"])
+    with pytest.raises(KeyError, match="b9"):
+        one.take_out(["b1", "b9"])
+    assert one.block_ids == other.block_ids
+    taken = one.take_out(["b2", "b0"])
+    for kv, name in zip(taken, ["b2", "b0"], strict=True):
+        want = other.lift(name)
+        assert kv.start == want.start
+        for got_, want_ in zip((*kv.keys, *kv.values), (*want.keys, *want.values), strict=True):
+            np.testing.assert_array_equal(np.array(got_), np.array(want_))
+    for name in ("b2", "b0"):
+        other.evict(name)
+    assert one.block_ids == other.block_ids == ["system", "b1", "b3"]
+    for cache, same in zip(one._caches, other._caches, strict=True):
+        for got_, want_ in zip(cache.arrays, same.arrays, strict=True):
+            np.testing.assert_array_equal(np.array(got_), np.array(want_))
