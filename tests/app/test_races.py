@@ -6,10 +6,13 @@ import signal
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from app.library import open_documents, open_library
+from app.settings import Settings
 from tests.app.service import Service, towns
 
 pytestmark = [pytest.mark.service, pytest.mark.model]
@@ -110,8 +113,12 @@ def test_a_start_finishes_what_a_stop_left_half_done(tmp_path: Path) -> None:
         service.tell(session, "When does the ferry to Bodo leave?", top_k=2, max_tokens=4)
     service.stop()
     # The library has deleted the document, and nobody has told the sessions; a session went without its snapshot.
-    with sqlite3.connect(tmp_path / "library.db") as db:
-        db.execute("DELETE FROM documents WHERE id = ?", [document])
+    settings = Settings(data_dir=tmp_path)
+    with (
+        closing(open_documents(settings)) as documents,
+        closing(open_library(documents, len, settings, at_work=False)) as library,
+    ):
+        library.delete(document)
     with sqlite3.connect(tmp_path / "audit.db") as db:
         db.execute("DELETE FROM sessions WHERE id = ?", [sessions[1]])
     assert len(list((tmp_path / "sessions").iterdir())) == 2
