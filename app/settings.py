@@ -19,7 +19,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host, port: where to listen. data_dir: where the databases live. model: the embedded model's name, an mlx-lm folder
     or a hub name. api_key: the bearer token that requests must carry; None asks for none. budget_tokens: default KV
     budget of a session, in tokens per layer. prefill_step: most tokens of a forward pass. kv_memory_mb: most memory
-    beside the model: the K/V of sessions, the bank, and an eighth for what comes and goes in a forward pass. Idle
+    beside the model: the K/V of sessions, the bank, and a quarter for what comes and goes in a forward pass. Idle
     sessions beyond it go to disk, least recently used first, and come back when needed; turns whose sessions could
     grow beyond it wait for others to end, but for one that has nobody to wait for. snapshot_disk_mb: most idle
     sessions on disk; what does not fit is rebuilt by reading its blocks; 0 keeps none. bank_memory_mb, bank_disk_mb:
@@ -110,8 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def session_memory_bytes(self) -> int:
-        """The sessions' part of the K/V in memory, in bytes. An eighth is left for what forward passes need."""
-        return max(0, self.kv_memory_mb * 1_000_000 * 7 // 8 - self.bank_memory_bytes)
+        """The sessions' part of the K/V in memory, in bytes. A quarter is left for what forward passes need."""
+        return max(0, self.kv_memory_mb * 1_000_000 * 3 // 4 - self.bank_memory_bytes)
 
     @property
     def url(self) -> str:
