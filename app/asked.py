@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.audit import SessionRecord
 from app.exchanges import Exchange
+from app.records import SessionRecord
 from ingest.records import StoredPassage
 
 

@@ -1,4 +1,4 @@
-"""The audit database: what stands in its tables as values, and every way of writing to them. See `app.schema`.
+"""The audit database: every way of writing to it. Its tables are in `app.schema`, its values in `app.records`.
 
 Plain SQLite that others can query. Each writing function is run inside one transaction of the writer thread.
 """
@@ -13,115 +13,8 @@ import msgspec
 import sqlite_utils
 
 from app.events import Eviction, Recall
+from app.records import CompressionPoint, Move, SessionRecord, StoredBlock, pack
 from ingest.jobs import new_id, now
-
-KINDS = ("system", "question", "answer", "prose", "code", "table", "list")
-STATES = ("resident", "offloaded", "dropped")
-REASONS = ("room_for_turn", "room_for_answer", "document_deleted")
-
-
-class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A session. turns: committed ones. resident_tokens, seen_tokens: of its cache, by its block table.
-
-    forked_from: the session that it began as a copy of.
-    """
-
-    id: str
-    title: str
-    system_prompt: str
-    budget_tokens: int
-    method: str
-    score: str
-    model: str
-    created_at: str
-    updated_at: str
-    forked_from: str | None = None
-    turns: int = 0
-    resident_tokens: int = 0
-    seen_tokens: int = 0
-
-
-class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A block of a session. score: attention earned, as of its last turn.
-
-    state: "resident" (the session holds it: its K/V is in memory, or is read again at the next message), "offloaded"
-        (its K/V waits outside the cache and can be recalled) or "dropped".
-    kind: "system", "question", "answer", or the kind of a passage. turn: number of its turn, 0 for the system prompt.
-    """
-
-    id: str
-    turn_id: str | None
-    turn: int
-    kind: str
-    state: str
-    tokens: int
-    document_id: str | None
-    passage_id: str | None
-    name: str | None
-    heading: str | None
-    score: float
-    created_at: str
-    evicted_at: str | None
-
-
-class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its tokens: what a session is rebuilt from. bank_key: under what the bank has its K/V."""
-
-    record: BlockRecord
-    token_ids: list[int]
-    bank_key: str | None = None
-
-
-class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """K/V outside caches that went down a tier. document_id, session_id: whose it is; neither for a system prompt's.
-
-    source: "memory" or "disk". target: "disk" or "dropped". bytes: what it took.
-    reason: "memory_cap", "disk_cap", "stopping" (the process ended), "document_deleted", "session_deleted", "damaged"
-        (its file was not what had been written) or "unwritable" (the disk refused it).
-    blocks_dropped: blocks of sessions that could have been recalled until then.
-    """
-
-    id: str
-    bank_key: str
-    document_id: str | None
-    session_id: str | None
-    tokens: int
-    bytes: int
-    source: str
-    target: str
-    reason: str
-    blocks_dropped: int
-    created_at: str
-
-
-class CompressionPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The cache at one moment. compression_ratio: seen / resident. kv_bytes: 0 if no turn was at work.
-
-    phase: "prefill" (passages were read), "recall", "eviction", "turn_end", "rolled_back" (the process had stopped in a
-        turn), or "forked" (the session began as a copy).
-    """
-
-    turn_id: str
-    step: int
-    phase: str
-    seen_tokens: int
-    resident_tokens: int
-    compression_ratio: float
-    budget_tokens: int
-    kv_bytes: int
-    blocks: int
-    created_at: str
-
-
-def pack(token_ids: Sequence[int]) -> bytes:
-    """Token ids as they are stored: unsigned 32-bit, little-endian."""
-    return b"".join(token.to_bytes(4, "little") for token in token_ids)
-
-
-def unpack(blob: bytes) -> list[int]:
-    """The inverse of `pack`."""
-    return [int.from_bytes(blob[i : i + 4], "little") for i in range(0, len(blob), 4)]
-
 
 SESSION = """
     SELECT s.seq, s.id, s.title, s.system_prompt, s.budget_tokens, s.method, s.score, s.model, s.created_at,

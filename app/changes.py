@@ -11,12 +11,12 @@ from typing import Any
 
 from app import audit
 from app.asked import TurnRequest, Wish
-from app.audit import BlockRecord, CompressionPoint, StoredBlock
 from app.bank import Bank
 from app.events import Event, Eviction, Prefill, Recall
 from app.exchanges import Exchange
 from app.live import LiveSession, new_block
 from app.plan import Leaving, Plan
+from app.records import BlockRecord, CompressionPoint, StoredBlock
 from app.tiers import Tier
 from ingest.database import Database
 from ingest.jobs import new_id, now

@@ -11,12 +11,12 @@ import msgspec
 
 from app import audit
 from app.asked import Candidate, TurnRequest
-from app.audit import SessionRecord
 from app.engine import Engine, Figures
 from app.exchanges import Exchange, referred
 from app.handle import TurnHandle
 from app.live import new_block
 from app.problems import Problem, invalid
+from app.records import SessionRecord
 from app.requests import AskBody, ForkBody, SessionBody
 from app.settings import Settings
 from app.store import Store

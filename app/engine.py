@@ -21,13 +21,13 @@ import structlog
 
 from app import audit
 from app.ahead import Ahead
-from app.audit import Move, SessionRecord
 from app.bank import SYSTEM, Bank
 from app.events import Failed
 from app.handle import TurnHandle
 from app.live import LiveSessions
 from app.plan import DoesNotFit
 from app.problems import as_problem
+from app.records import Move, SessionRecord
 from app.settings import Settings
 from app.snapshots import Snapshots
 from app.store import Store

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import sqlite_utils
 
-from app.audit import StoredBlock
+from app.records import StoredBlock
 from app.store import stored_block
 from ingest.database import Database
 from ingest.queries import content_words

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from app.audit import BlockRecord, SessionRecord, StoredBlock
+from app.records import BlockRecord, SessionRecord, StoredBlock
 from app.snapshots import Snapshots
 from app.store import Store
 from ingest.errors import NotFound

@@ -9,19 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.audit import (
-    KINDS,
-    REASONS,
-    SESSION,
-    STATES,
-    BlockRecord,
-    CompressionPoint,
-    Move,
-    SessionRecord,
-    StoredBlock,
-    unpack,
-)
+from app.audit import SESSION
 from app.events import Eviction, Recall
+from app.records import KINDS, REASONS, STATES, BlockRecord, CompressionPoint, Move, SessionRecord, StoredBlock, unpack
 from ingest.database import Database, Page, decode_cursor, encode_cursor
 from ingest.errors import InvalidInput, NotFound
 

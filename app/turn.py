@@ -16,12 +16,12 @@ import mlx.core as mx
 from app import audit
 from app.answer import AnswerText, Written
 from app.asked import TurnRequest
-from app.audit import StoredBlock
 from app.bank import Bank
 from app.changes import Changes, Emit
 from app.events import CacheFigures, Done, FinishReason, Retrieval, Source, Timings, Token, Usage
 from app.live import LiveSession
 from app.plan import Held, Plan, Referred, Wanted, plan_turn
+from app.records import StoredBlock
 from ingest.database import Database
 from kv.session import sampler
 

@@ -9,8 +9,8 @@ from litestar import Controller, get
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromQuery
 
-from app.audit import Move
 from app.events import Eviction
+from app.records import Move
 from app.services import Services
 from app.store import EvictionFilter
 from ingest.database import Page

@@ -13,11 +13,11 @@ from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.types import Receive
 
-from app.audit import BlockRecord, CompressionPoint, SessionRecord
 from app.events import Done, Event, Eviction, Failed, Recall, Retrieval
 from app.handle import TurnHandle
 from app.plan import DoesNotFit
 from app.problems import Problem, invalid
+from app.records import BlockRecord, CompressionPoint, SessionRecord
 from app.requests import AskBody, ForkBody, SessionBody
 from app.routes.audit import eviction_filter
 from app.services import Services

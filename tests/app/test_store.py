@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import audit, schema
-from app.audit import BlockRecord, CompressionPoint, SessionRecord, StoredBlock, pack, unpack
 from app.events import CacheFigures, Eviction, Source, Timings, Usage
+from app.records import BlockRecord, CompressionPoint, SessionRecord, StoredBlock, pack, unpack
 from app.store import EvictionFilter, Store
 from ingest.database import Database, Page, decode_cursor, encode_cursor
 from ingest.errors import InvalidInput, NotFound
