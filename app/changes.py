@@ -108,13 +108,13 @@ class Changes:
         """
         live = self.live
         key = live.bank_keys.pop(block.id, None)
-        stored = key is not None and self.bank.where(key) is not None
+        stored = self._kept(key)
         if block.passage_id is not None:
             if stored:
                 live.offloaded[block.passage_id] = block
         elif not stored and self.bank.enabled and block.id not in live.stale:
             key = self.bank.keep_block(block.id, live.record.id, live.cache.lift(block.id))
-            stored = self.bank.where(key) is not None
+            stored = self._kept(key)
         return key if stored else None
 
     def make_room(self, plan: Plan, tokens: int) -> None:
@@ -136,7 +136,7 @@ class Changes:
                 # Since it was found: the turn has waited.
                 continue
             key = self.bank.key(live.system, candidate.token_ids)
-            stored = self.bank.where(key) is not None
+            stored = self._kept(key)
             offloaded = live.offloaded.get(candidate.passage.id) if stored else None
             block_id = offloaded.id if offloaded else f"{self.request.turn_id}.passage{number}"
             found.append(Wish(candidate, block_id, key, stored))
@@ -187,7 +187,7 @@ class Changes:
         streamed: list[StoredBlock] = []
         if not self.bank.enabled:
             streamed = [self._passage(wish) for wish in coming]
-            wanted = [wish for wish in wanted if wish not in coming]
+            wanted = [wish for wish in wanted if wish.candidate.passage.id in plan.resident]
         if wanted and not self.cancelled:
             yield from self._bring(wanted)
         if self.cancelled:

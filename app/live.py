@@ -76,14 +76,17 @@ class LiveSessions:
         """The session: from memory, from its snapshot, or from SQLite, whose blocks are stale until restored."""
         session = self._sessions.pop(record.id, None)
         if session is None:
-            resident = [block.record.id for block in self._store.resident(record.id)]
-            session = self._session(record, self.snapshots.take(record.id, partial(self._load, resident)))
+            stored = self._store.resident(record.id)
+            resident = [block.record.id for block in stored]
+            session = self._session(record, stored, self.snapshots.take(record.id, partial(self._load, resident)))
         self._sessions[record.id] = session
         return session
 
-    def _session(self, record: SessionRecord, cache: Session | None) -> LiveSession:
-        """A session as SQLite has it. cache: what holds its blocks; None if all must be restored. Raises NotFound."""
-        stored = self._store.resident(record.id)
+    def _session(self, record: SessionRecord, stored: list[StoredBlock], cache: Session | None) -> LiveSession:
+        """A session as SQLite has it, with its resident blocks. Raises NotFound if there are none.
+
+        cache: what holds them; None if all must be restored.
+        """
         system = [block.token_ids for block in stored if block.record.kind == "system"]
         if not system:
             raise NotFound("session", record.id)
@@ -143,7 +146,7 @@ class LiveSessions:
         """
         session = self.get(parent)
         if not session.stale:
-            self._sessions[child.id] = self._session(child, session.cache.fork(names))
+            self._sessions[child.id] = self._session(child, self._store.resident(child.id), session.cache.fork(names))
 
     def drop(self, session_id: str) -> None:
         """Free a session's K/V, in memory and on disk."""

@@ -10,33 +10,9 @@ from typing import Any
 import pytest
 
 from ingest.database import Database
-from ingest.documents import Upload, read_text
 from ingest.errors import InvalidInput, NotFound
 from ingest.library import Filter, Library, migrations
-
-
-def words(text: str) -> int:
-    return len(re.findall(r"\w+|\W", text))
-
-
-def upload(name: str, text: str, **metadata: Any) -> Upload:
-    return read_text(name, text, metadata=metadata, max_bytes=10_000_000)
-
-
-class Gate:
-    """A token counter that holds the worker at texts containing "wait", and fails at "poison"."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.open = threading.Event()
-
-    def __call__(self, text: str) -> int:
-        if "wait" in text:
-            self.reached.set()
-            assert self.open.wait(10)
-        if "poison" in text:
-            raise MemoryError("too much")
-        return words(text)
+from tests.ingest.helpers import Gate, ingest, upload, words
 
 
 @pytest.fixture
@@ -69,12 +45,6 @@ def gated(database: Database, gate: Gate) -> Iterator[Library]:
     yield library
     gate.open.set()
     library.close()
-
-
-def ingest(library: Library, *uploads: Upload) -> list[str]:
-    job = library.wait(library.submit(uploads).id, 10)
-    assert job.status == "done"
-    return [document.id for document in job.documents]
 
 
 def query(path: Path, sql: str, *bound: object) -> list[tuple[Any, ...]]:

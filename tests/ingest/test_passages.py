@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from ingest.media_types import PDF
 from ingest.passages import Passage, cut
-
-
-def words(text: str) -> int:
-    return len(re.findall(r"\w+|\W", text))
+from tests.ingest.helpers import words
 
 
 def characters(text: str) -> int:

@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 
 from ingest.documents import read_upload
 from ingest.passages import Passage, cut
+from tests.ingest.helpers import words
 
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 INSTALLED = Path(sysconfig.get_path("purelib"))
@@ -21,10 +22,6 @@ ENDINGS = ("c", "cc", "cpp", "csv", "css", "go", "h", "hpp", "html", "java", "js
 ENDINGS += ("rst", "toml", "ts", "txt", "yaml")
 MAX_BYTES = 200_000
 PER_ENDING = 3
-
-
-def words(text: str) -> int:
-    return len(re.findall(r"\w+|\W", text))
 
 
 def sample() -> Iterator[Path]:

@@ -21,7 +21,7 @@ from ingest.library import Filter, Library, migrations
 from ingest.queries import fts_query
 from ingest.records import StoredPassage
 from ingest.retrieval import DEPTH, fuse
-from tests.ingest.shelf import ingest, upload, words
+from tests.ingest.helpers import ingest, upload, words
 
 TEXTS = {
     "animals/cat.md": "# Cats\n\nCats are small animals that purr when they are content.\n",

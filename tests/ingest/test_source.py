@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import textwrap
 import time
 
@@ -10,11 +9,7 @@ from hypothesis import strategies as st
 
 from ingest.passages import Passage, cut
 from ingest.source import MEDIA_TYPES, source
-
-
-def words(text: str) -> int:
-    return len(re.findall(r"\w+|\W", text))
-
+from tests.ingest.helpers import words
 
 # For each language: a function, the first and last lines of what holds members, a member, a statement; all as written.
 LANGUAGES: dict[str, tuple[str, str, str, str, str]] = {
