@@ -126,3 +126,14 @@ def test_a_disk_that_refuses_is_no_failure(tmp_path: Path) -> None:
     tiers.put("k1", block(1), "doc")
     assert said(moves) == [("k0", "memory", "dropped", "unwritable")]
     assert tiers.where("k1") == "memory"
+
+
+def test_what_nobody_has_asked_for_is_the_first_to_go(tmp_path: Path) -> None:
+    moves: list[Moved] = []
+    tiers = store(tmp_path, moves, memory=2, disk=9)
+    empty = tiers.room_bytes
+    tiers.put("asked", block(0), "doc")
+    tiers.put("ahead", block(1), "doc", first_to_go=True)
+    assert empty - tiers.room_bytes == 2 * SIZE
+    tiers.put("new", block(2), "doc")
+    assert [tiers.where(key) for key in ("asked", "ahead", "new")] == ["memory", "disk", "memory"]
