@@ -159,9 +159,10 @@ def _shelf(url: str | None, api_key: str | None, *, to_ingest: bool) -> Shelf:
     def count_tokens() -> Callable[[str], int]:
         console.print(f"no server runs; using {settings.folder} and loading the tokenizer of {settings.model}")
         _load_blas(settings)
+        from app.library import counter_of
         from kv.model import load_model
 
-        return load_model(settings.model).codec.count
+        return counter_of(load_model(settings.model))
 
     try:
         return OwnFolder(settings, count_tokens if to_ingest else None)

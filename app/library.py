@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from app.settings import Settings
+from ingest.counting import TokenizerCounter
 from ingest.database import Database
 from ingest.embedders import load_embedder
 from ingest.library import Library
 from ingest.library import migrations as ingest_migrations
+
+if TYPE_CHECKING:
+    from kv.model import LoadedModel
+
+
+def counter_of(model: LoadedModel) -> TokenizerCounter:
+    """Counts the tokens of text as the model would read it."""
+    return TokenizerCounter(model.codec.plain, model.codec.control_ids)
 
 
 def open_documents(settings: Settings) -> Database:

@@ -14,7 +14,7 @@ from app import audit, schema
 from app.chat import ChatService, default_system, passages_as_read
 from app.engine import Engine
 from app.folder import FolderLock
-from app.library import open_documents, open_library
+from app.library import counter_of, open_documents, open_library
 from app.problems import Problem
 from app.settings import Settings
 from app.store import Store
@@ -124,7 +124,7 @@ class Boot:
             if settings.bank_ahead:
                 engine.note_ingested(document_id)
 
-        count = model.codec.count
+        count = counter_of(model)
         library = await asyncio.to_thread(open_library, self._documents, count, settings, on_stored=stored)
         if (vectors := library.vectors) is not None:
             log.info("searching by vectors too", embedder=vectors.embedder)

@@ -1,7 +1,9 @@
-"""Reading in a process of its own: a file that makes its parser spin, or crash, harms nothing else.
+"""Reading and cutting in a process of its own: a file that makes its parser spin, or crash, harms nothing else.
+
+Nor does a large one hold up the threads of this process, such as those that answer people.
 
 Run as `python -m ingest.reading FD`, this is that process: it takes requests from a socket, and answers each with the
-text and the blocks of a file, or with why it cannot be read.
+text of a file and its passages, or with why it cannot be read.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,30 +22,56 @@ import msgspec
 
 import ingest
 from ingest.blocks import Block
+from ingest.counting import CounterRecipe
 from ingest.documents import read_upload
 from ingest.errors import InvalidInput, Unreadable
+from ingest.passages import Passage, cut
 from ingest.splitters import split
 
 _POLL_SECONDS = 0.05
 _ORPHAN_SECONDS = 1.0
+# Taking apart what the process sent is one call, during which no other thread here runs: so many at a time.
+_PASSAGES_AT_ONCE = 500
 
 
-class Reading(msgspec.Struct, frozen=True, tag=True):
-    """A file as text, and its blocks."""
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as text. passages: what it was cut into; None without a counter to cut it by: then `blocks` says where."""
 
     text: str
     media_type: str
-    blocks: list[Block]
+    passages: list[Passage] | None = None
+    blocks: list[Block] | None = None
+
+
+class Cutting(msgspec.Struct, frozen=True):
+    """By what to cut: a counter, and the most tokens of a passage."""
+
+    counter: CounterRecipe
+    passage_tokens: int
+
+
+class _File(msgspec.Struct, frozen=True, tag=True):
+    path: str
+    name: str
+    media_type: str | None
+
+
+class _Text(msgspec.Struct, frozen=True, tag=True):
+    text: str
+    media_type: str
+
+
+class _Head(msgspec.Struct, frozen=True, tag=True):
+    """text: None if the request had it. count: of the passages that follow; blocks if none do."""
+
+    text: str | None
+    media_type: str
+    count: int
+    blocks: list[Block] | None
 
 
 class _Refusal(msgspec.Struct, frozen=True, tag=True):
     reason: str
-
-
-class _Request(msgspec.Struct, frozen=True):
-    path: str
-    name: str
-    media_type: str | None
 
 
 class Interrupted(Exception):
@@ -51,38 +79,67 @@ class Interrupted(Exception):
 
 
 class Reader:
-    """Reads files in a process that is started when needed, and ended when it takes too long. For one thread."""
+    """Reads files in a process that is started when needed, and ended when it takes too long. For one thread.
 
-    def __init__(self) -> None:
+    cutting: by what that process is to cut; None if its caller does.
+    """
+
+    def __init__(self, cutting: Cutting | None = None) -> None:
+        self._cutting = cutting
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+
+    @property
+    def awake(self) -> bool:
+        """Whether the process is there, so that the next file need not wait for its start."""
+        return self._process is not None
 
     def read(
         self, path: Path, name: str, media_type: str | None, *, seconds: float, stop: Callable[[], bool]
     ) -> Reading:
-        """The text and blocks of the file at `path`, called `name`.
+        """The file at `path`, called `name`, read and cut.
 
         `media_type` is what its sender says. `stop` is asked all the while. Raises Unreadable, with the reason, for a
         file that is refused, takes more than `seconds`, or crashes its parser; Interrupted once `stop()` is true.
         """
+        return self._ask(_File(str(path), name, media_type), seconds, stop)
+
+    def cut(self, text: str, media_type: str, *, seconds: float, stop: Callable[[], bool]) -> Reading:
+        """What was read already, cut. As `read`."""
+        return self._ask(_Text(text, media_type), seconds, stop, text)
+
+    def _ask(self, request: _File | _Text, seconds: float, stop: Callable[[], bool], text: str = "") -> Reading:
         connection = self._connection or self._start()
-        started = time.monotonic()
-        try:
-            connection.send_bytes(msgspec.msgpack.encode(_Request(str(path), name, media_type)))
+        until = time.monotonic() + seconds
+
+        def received() -> bytes:
             while not connection.poll(_POLL_SECONDS):
                 if stop():
                     raise Interrupted
-                if time.monotonic() - started > seconds:
-                    raise Unreadable(f"reading it took more than {seconds:g} s, the limit")
-            answer = msgspec.msgpack.decode(connection.recv_bytes(), type=Reading | _Refusal)
+                if time.monotonic() > until:
+                    raise Unreadable(f"reading and cutting it took more than {seconds:g} s, the limit")
+            return connection.recv_bytes()
+
+        try:
+            connection.send_bytes(msgspec.msgpack.encode(request))
+            head = msgspec.msgpack.decode(received(), type=_Head | _Refusal)
+            if isinstance(head, _Head):
+                if head.text is not None:
+                    text = head.text
+                passages: list[Passage] = []
+                while len(passages) < head.count:
+                    passages += _with_text(text, msgspec.msgpack.decode(received(), type=list[Passage]))
         except (EOFError, OSError) as error:
             raise Unreadable(f"its parser crashed{self._how_it_ended()}") from error
         except BaseException:
             self.rest()
             raise
-        if isinstance(answer, _Refusal):
-            raise Unreadable(answer.reason)
-        return answer
+        if isinstance(head, _Refusal):
+            raise Unreadable(head.reason)
+        cut_here = head.blocks is None
+        return Reading(
+            text=text, media_type=head.media_type, passages=passages if cut_here else None, blocks=head.blocks
+        )
 
     def rest(self) -> None:
         """End the process; the next file starts another."""
@@ -107,6 +164,7 @@ class Reader:
             start_new_session=True,
         )
         theirs.close()
+        ours.send_bytes(msgspec.msgpack.encode(self._cutting))
         self._connection = ours
         return ours
 
@@ -120,17 +178,43 @@ class Reader:
         return "" if status is None else f" (signal {-status})" if status < 0 else f" (status {status})"
 
 
-def _read(request: _Request) -> Reading | _Refusal:
-    try:
+def _with_text(text: str, passages: list[Passage]) -> Iterator[Passage]:
+    return (msgspec.structs.replace(passage, text=text[passage.start : passage.end]) for passage in passages)
+
+
+class _Work:
+    """What the process does with a request."""
+
+    def __init__(self, cutting: Cutting | None) -> None:
+        self._count = None if cutting is None else cutting.counter.counter()
+        self._most = 0 if cutting is None else cutting.passage_tokens
+
+    def answer(self, request: _File | _Text) -> Iterator[_Head | _Refusal | list[Passage]]:
+        """What to send back, piece by piece."""
+        try:
+            text, media_type = (request.text, request.media_type) if isinstance(request, _Text) else self._read(request)
+            sent = None if isinstance(request, _Text) else text
+            if self._count is None:
+                yield _Head(sent, media_type, 0, split(text, media_type))
+                return
+            passages = cut(text, media_type, self._count, self._most)
+        except FileNotFoundError:
+            yield _Refusal("its bytes are lost; upload it again")
+        except InvalidInput as error:
+            yield _Refusal(str(error))
+        except Exception as error:
+            yield _Refusal(f"{type(error).__name__}: {error}")
+        else:
+            yield _Head(sent, media_type, len(passages), None)
+            for start in range(0, len(passages), _PASSAGES_AT_ONCE):
+                # The text is sent already.
+                yield [msgspec.structs.replace(p, text="") for p in passages[start : start + _PASSAGES_AT_ONCE]]
+
+    @staticmethod
+    def _read(request: _File) -> tuple[str, str]:
         data = Path(request.path).read_bytes()
         upload = read_upload(request.name, data, request.media_type, max_bytes=len(data))
-        return Reading(upload.text, upload.media_type, split(upload.text, upload.media_type))
-    except FileNotFoundError:
-        return _Refusal("its bytes are lost; upload it again")
-    except InvalidInput as error:
-        return _Refusal(str(error))
-    except Exception as error:
-        return _Refusal(f"{type(error).__name__}: {error}")
+        return upload.text, upload.media_type
 
 
 def _leave_with(parent: int) -> None:
@@ -145,12 +229,14 @@ def main() -> None:
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     # Answers being written for people come first.
     os.nice(5)
-    while True:
-        try:
-            request = msgspec.msgpack.decode(connection.recv_bytes(), type=_Request)
-        except EOFError:
-            return
-        connection.send_bytes(msgspec.msgpack.encode(_read(request)))
+    try:
+        work = _Work(msgspec.msgpack.decode(connection.recv_bytes(), type=Cutting | None))
+        while True:
+            request = msgspec.msgpack.decode(connection.recv_bytes(), type=_File | _Text)
+            for message in work.answer(request):
+                connection.send_bytes(msgspec.msgpack.encode(message))
+    except EOFError:
+        return
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from functools import partial
 
 import sqlite_utils
 
+from ingest.counting import TokenizerCounter
 from ingest.database import Database
 from ingest.embedding import Change, Vectors
 from ingest.errors import InvalidInput, Unreadable
@@ -29,7 +30,7 @@ from ingest.jobs import (
     store,
 )
 from ingest.passages import Passage, cut
-from ingest.reading import Interrupted, Reader
+from ingest.reading import Cutting, Interrupted, Reader, Reading
 from ingest.uploads import UploadFolder
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 5.0
 _MAX_ERROR = 500
 _EMBEDDED_AT_ONCE = 64
+# Shorter texts are cut sooner than a process starts.
+_CUT_HERE = 16_000
 # Deletions are wiped when nothing else was to be done for so long.
 _IDLE_SECONDS = 1.0
 
@@ -53,8 +56,9 @@ class Worker:
     """Works off the jobs in the database, oldest first, one document at a time.
 
     Each document becomes searchable in one transaction. What an earlier process left unfinished is taken up
-    again. `count_tokens` is called on the worker's thread, which embeds the passages too, if there are `vectors`;
-    `cut_by` names it and the size. A document that takes more than `seconds` fails.
+    again. `count_tokens` is called on the worker's thread, or if it is a TokenizerCounter in the process that reads;
+    `cut_by` names it and the size. That thread embeds the passages too, if there are `vectors`. A document that takes
+    more than `seconds` fails.
     `on_stored` is called on that thread with the id of each document that can be searched from now on, and those of the
     documents whose place it has taken; it must not block.
     """
@@ -79,7 +83,9 @@ class Worker:
         self._cut_by = cut_by
         self._seconds = seconds
         self._on_stored = on_stored
-        self._reader = Reader()
+        cutting = Cutting(count_tokens.recipe, passage_tokens) if isinstance(count_tokens, TokenizerCounter) else None
+        self._reader = Reader(cutting)
+        self._cuts_elsewhere = cutting is not None
         self._current: str | None = None
         # Of ids, which never come again, so that a late word on one document does not stop the next.
         self._dropped: set[str] = set()
@@ -207,20 +213,26 @@ class Worker:
             self._database.write(partial(settle, task=task, status="failed", error=reason)).result()
 
     def _passages(self, task: Task, work: Work) -> tuple[str, str, list[Passage]]:
-        if work.text is not None:
-            return work.text, work.media_type, cut(work.text, work.media_type, self._count, self._passage_tokens)
+        text, media_type, blocks = work.text, work.media_type, None
+        far = self._cuts_elsewhere and (self._reader.awake or len(text or "") > _CUT_HERE)
+        if text is None or far:
+            reading = self._read(task, work)
+            text, media_type, blocks = reading.text, reading.media_type, reading.blocks
+            if reading.passages is not None:
+                return text, media_type, reading.passages
+        return text, media_type, cut(text, media_type, self._count, self._passage_tokens, blocks)
+
+    def _read(self, task: Task, work: Work) -> Reading:
+        def stop() -> bool:
+            return self._stopping.is_set() or task.document_id in self._dropped
+
         try:
-            reading = self._reader.read(
-                self._uploads.path(task.document_id),
-                work.name,
-                work.declared,
-                seconds=self._seconds,
-                stop=lambda: self._stopping.is_set() or task.document_id in self._dropped,
-            )
+            if work.text is not None:
+                return self._reader.cut(work.text, work.media_type, seconds=self._seconds, stop=stop)
+            path = self._uploads.path(task.document_id)
+            return self._reader.read(path, work.name, work.declared, seconds=self._seconds, stop=stop)
         except Interrupted:
             raise (_Stopped if self._stopping.is_set() else _Dropped) from None
-        passages = cut(reading.text, reading.media_type, self._count, self._passage_tokens, reading.blocks)
-        return reading.text, reading.media_type, passages
 
     def _store(self, task: Task, text: str, media_type: str, passages: list[Passage]) -> list[str]:
         """Record passages and vectors in one transaction; the ids of the documents whose place they take."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model
 
-from kv import smollm2
+from kv import observed, smollm2
 from kv.config import KVCacheConfig
 from kv.template import ChatTemplate
 from kv.text import TextCodec
@@ -91,6 +92,9 @@ def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> Loade
     ropes = [getattr(getattr(layer, "self_attn", None), "rope", None) for layer in model.layers]
     if any(rope is None for rope in ropes):
         raise ValueError(f"model {name!r}: a layer has no rotary attention of its own; it cannot be served")
+    if not on_gpu:
+        with suppress(ValueError):
+            observed.install(model)
     codec = TextCodec(tokenizer)
     return LoadedModel(
         name=name,

@@ -10,6 +10,9 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
+
+from kv import cpu_attention
 
 # Queries scored at once; bounds the [B, H_kv, queries, rows] weights a long pass would otherwise hold.
 _QUERY_SLICE = 256
@@ -173,16 +176,23 @@ def key_norms(keys: mx.array) -> mx.array:
     return mx.linalg.norm(keys.astype(mx.float32), axis=-1)
 
 
-def add_attention_mass(scores: mx.array, keys: mx.array, first: int, count: int, decay: float) -> mx.array:
+def add_attention_mass(
+    scores: mx.array, keys: mx.array, first: int, count: int, decay: float, *, with_numpy: bool | None = None
+) -> mx.array:
     """Let `count` tokens from row `first` on, as queries, add their attention over the rows before them to those rows.
 
     Token by token this is `scores = scores * decay + softmax(K_before . k / sqrt(D))`, computed for all of them
     at once, so it does not depend on how a stream was sliced.
 
-    scores: [B, H_kv, R] float32. keys: [B, H_kv, R, D].
+    scores: [B, H_kv, R] float32. keys: [B, H_kv, R, D]. with_numpy: None where that is faster.
     Returns the new scores, [B, H_kv, R].
     """
     rows = scores.shape[-1]
+    if cpu_attention.on_cpu(keys.dtype) if with_numpy is None else with_numpy:
+        mx.eval(keys)
+        heads = np.array(keys, copy=False).reshape(-1, *keys.shape[2:])
+        mass = mx.array(cpu_attention.attention_mass(heads, first, count, decay))
+        return scores * decay**count + mass.reshape(scores.shape)
     for start in range(first, first + count, _QUERY_SLICE):
         stop = min(start + _QUERY_SLICE, first + count)
         queries = keys[..., start:stop, :].astype(mx.float32) * keys.shape[-1] ** -0.5

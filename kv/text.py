@@ -17,6 +17,7 @@ class TextCodec:
     """Encodes and decodes with a Hugging Face fast tokenizer.
 
     tokenizer: a `PreTrainedTokenizerFast`, or mlx-lm's wrapper around one.
+    plain: the tokenizer of ordinary text. control_ids: the tokens that `encode` takes out where it spells one even so.
     Safe to use from several threads.
     """
 
@@ -31,20 +32,20 @@ class TextCodec:
         self.special_ids = frozenset(t["id"] for t in description["added_tokens"] if t["special"])
         description["added_tokens"] = []
         description["post_processor"] = None
-        self._plain = Tokenizer.from_str(json.dumps(description))
+        self.plain = Tokenizer.from_str(json.dumps(description))
         # Most bytes that one token can stand for: its spelling has at least one character a byte.
-        self._longest = max(len(piece.encode()) for piece in self._plain.get_vocab())
+        self._longest = max(len(piece.encode()) for piece in self.plain.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ordinary text: whatever it spells, none of them is a control token."""
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.plain.encode(text, add_special_tokens=False).ids
         if self.control_ids.isdisjoint(ids):
             return ids
         # A vocabulary may hold a control token's spelling as an ordinary entry; single characters cannot match it.
         return [
             token
             for character in text
-            for token in self._plain.encode(character, add_special_tokens=False).ids
+            for token in self.plain.encode(character, add_special_tokens=False).ids
             if token not in self.control_ids
         ]
 
@@ -61,10 +62,6 @@ class TextCodec:
     def least(self, text: str) -> int:
         """Tokens that `text` has at the very least, by its length alone: to refuse the hopeless without encoding it."""
         return len(text.encode(errors="replace")) // self._longest
-
-    def count(self, text: str) -> int:
-        """How many tokens `encode` makes of `text`."""
-        return len(self.encode(text))
 
     def stream(self) -> TextStream:
         """A decoder for one answer."""

@@ -22,7 +22,7 @@ import click
 
 from kv import blas
 from tests.app.service import Service
-from tests.benchmarks.service import ask, questions
+from tests.benchmarks.service import ask
 
 LENGTHS = (32, 64, 128, 192)
 BEHIND = 700
@@ -102,7 +102,9 @@ def first_token(articles: list[dict[str, Any]], rounds: int) -> list[dict[str, A
         service = Service(Path(folder), PREFILL_STEP="256")
         service.ingest(*((f"{a['title']}.txt", "\n\n".join(p["text"] for p in a["paragraphs"])) for a in articles))
         print(f"{'read':>6} {'first token s':>14} {'recalled':>9} {'first token s':>14} {'x':>5}")
-        for question, _ in questions(articles, rounds):
+        # One of each article, so that no passage is in the bank before its question.
+        for article in articles[:rounds]:
+            question = article["paragraphs"][0]["qas"][0]["question"]
             runs = [ask(service, service.session(), question, top_k=5, max_tokens=1) for _ in range(3)]
             read, recalled = runs[0], min(runs[1:], key=lambda run: run["first_token"])
             results.append({"read": _figures(read), "recalled": _figures(recalled)})

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import click
 
+from app.library import counter_of
 from ingest.database import Database
 from ingest.documents import read_text
 from ingest.embedders import Embedder, load_embedder
@@ -143,7 +144,7 @@ def mean(rankings: Sequence[Ranked], collection: Collection, measure: Measure, h
 def main(cranfield_file: Path, xquad_file: Path, settings: tuple[str, ...], every: bool, out: Path | None) -> None:
     """Measure."""
     collections = {"cranfield": cranfield(cranfield_file), "xquad": xquad(xquad_file)}
-    count = load_model().codec.count
+    count = counter_of(load_model())
     results = []
     for setting in settings:
         embedder = load_embedder(setting)

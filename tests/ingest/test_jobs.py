@@ -161,7 +161,7 @@ def test_a_file_over_the_time_limit_fails_and_the_rest_goes_on(tmp_path: Path) -
     shelf = Shelf(tmp_path, seconds=0.01)
     job = shelf.ingest(("slow.pdf", pdf("slow")), ("quick.txt", "quick"))
     assert states(job) == ["failed", "done"]
-    assert job.documents[0].error == "reading it took more than 0.01 s, the limit"
+    assert job.documents[0].error == "reading and cutting it took more than 0.01 s, the limit"
     shelf.close()
 
 

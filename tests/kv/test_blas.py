@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_info
 
 from kv import blas
+from tests.conftest import BLAS
 
 WHEEL = ("libquadmath-1.so", "libgfortran-1.so", "libgomp-1.so", "libopenblaso-1.so")
 
@@ -103,3 +105,9 @@ def test_the_wheels_threads_sleep_while_they_wait_unless_the_user_says_otherwise
         assert seen == [expected] * len(loaded.libraries)
     else:
         assert sys.platform == "darwin"
+
+
+def test_numpys_threads_leave_the_processor_to_mlx() -> None:
+    # The BLAS that this run has loaded, see conftest.py.
+    pools = [pool["num_threads"] for pool in threadpool_info() if pool["prefix"] == "libscipy_openblas"]
+    assert pools == [1] * len(pools) or not BLAS.libraries
