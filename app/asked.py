@@ -22,7 +22,8 @@ class TurnRequest:
     """What a turn needs to know. accepted_at: `time.monotonic()` when the request came.
 
     deleted_documents: documents with resident blocks that are no longer in the library. number: from 1.
-    referred: old exchanges that the question refers back to, best first.
+    referred: old exchanges that the question refers back to, best first. stands_alone: whether the question says by
+    itself what it is about.
     """
 
     session: SessionRecord
@@ -38,6 +39,7 @@ class TurnRequest:
     accepted_at: float
     retrieval_seconds: float
     referred: tuple[Exchange, ...] = ()
+    stands_alone: bool = False
 
     @property
     def question_id(self) -> str:

@@ -108,13 +108,13 @@ class Changes:
         """
         live = self.live
         key = live.bank_keys.pop(block.id, None)
-        stored = self._kept(key)
+        stored = self.kept(key)
         if block.passage_id is not None:
             if stored:
                 live.offloaded[block.passage_id] = block
         elif not stored and self.bank.enabled and block.id not in live.stale:
             key = self.bank.keep_block(block.id, live.record.id, live.cache.lift(block.id))
-            stored = self._kept(key)
+            stored = self.kept(key)
         return key if stored else None
 
     def make_room(self, plan: Plan, tokens: int) -> None:
@@ -136,7 +136,7 @@ class Changes:
                 # Since it was found: the turn has waited.
                 continue
             key = self.bank.key(live.system, candidate.token_ids)
-            stored = self._kept(key)
+            stored = self.kept(key)
             offloaded = live.offloaded.get(candidate.passage.id) if stored else None
             block_id = offloaded.id if offloaded else f"{self.request.turn_id}.passage{number}"
             found.append(Wish(candidate, block_id, key, stored))
@@ -159,11 +159,12 @@ class Changes:
         """The old exchanges that the question refers back to, by turn, as far as they can be had."""
 
         def there(block: StoredBlock) -> bool:
-            return block.record.id in self.live.blocks or self._kept(block.bank_key)
+            return block.record.id in self.live.blocks or self.kept(block.bank_key)
 
         return {e.turn: e for e in self.request.referred if all(there(block) for block in e.blocks)}
 
-    def _kept(self, key: str | None) -> bool:
+    def kept(self, key: str | None) -> bool:
+        """Whether the bank has it."""
         return key is not None and self.bank.where(key) is not None
 
     def read(self, plan: Plan, prompt: Sequence[int]) -> Iterator[None]:
@@ -215,7 +216,7 @@ class Changes:
             self.live.note_restored()
 
     def _banked(self, block_id: str) -> bool:
-        return self._kept(self.live.bank_keys.get(block_id))
+        return self.kept(self.live.bank_keys.get(block_id))
 
     def _recall_exchanges(self, plan: Plan) -> Iterator[None]:
         """Put old exchanges in again, oldest first; one whose file turns out to be damaged stays out."""

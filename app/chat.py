@@ -12,7 +12,7 @@ import msgspec
 from app import audit
 from app.asked import Candidate, TurnRequest
 from app.engine import Engine, Figures
-from app.exchanges import Exchange, referred
+from app.exchanges import Exchange, referred, stands_alone
 from app.handle import TurnHandle
 from app.live import new_block
 from app.problems import Problem, invalid
@@ -197,6 +197,7 @@ class ChatService:
                 accepted_at=accepted_at,
                 retrieval_seconds=retrieved_at - accepted_at,
                 referred=tuple(exchanges),
+                stands_alone=stands_alone(body.content),
             )
             handle = TurnHandle(request, on_finish=lambda: self._release(session_id))
             self._active[session_id] = handle

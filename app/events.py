@@ -61,8 +61,8 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: the turn it happened in, or the last before it; "" if there was none. step: answer tokens made before it
     left. score: attention it had earned. rank: its place, from 1, among all that
     could leave when the turn was planned. resident_before, resident_after: tokens in the cache. bytes_freed: of K/V.
-    reason: "room_for_turn", "room_for_answer" or "document_deleted". outcome: "offloaded" (its K/V waits outside the
-    cache and can be recalled) or "dropped".
+    reason: one of `app.records.REASONS`. outcome: "offloaded" (its K/V waits outside the cache and can be recalled) or
+    "dropped".
     """
 
     event: ClassVar[str] = "eviction"

@@ -26,6 +26,10 @@ _REFERRING = frozenset((
 ))  # fmt: skip
 
 
+# With fewer words that say something, a question is taken to go on from the one before: "and who built the tower?"
+_STANDING = 3
+
+
 @dataclass(frozen=True)
 class Exchange:
     """A question and its answer, earlier in the session. turn: its turn's number. blocks: as they are when resident."""
@@ -45,8 +49,17 @@ def referred(database: Database, session_id: str, question: str) -> list[Exchang
     A word weighs the more, the fewer of the session's exchanges have it. An exchange is referred to if it has three
     quarters of the weight of the question's words, and two of them at least unless there is only one.
     """
-    words = [word for word in content_words(question) if word not in _REFERRING][:_MOST_WORDS]
+    words = _saying(question)[:_MOST_WORDS]
     return database.read(lambda db: _referred(db, session_id, words)) if words else []
+
+
+def stands_alone(question: str) -> bool:
+    """Whether a question has words enough to say by itself what it is about."""
+    return len(_saying(question)) >= _STANDING
+
+
+def _saying(question: str) -> list[str]:
+    return [word for word in content_words(question) if word not in _REFERRING]
 
 
 def _referred(db: sqlite_utils.Database, session_id: str, words: list[str]) -> list[Exchange]:

@@ -3,12 +3,16 @@
 Relevance leads: what retrieval asked for now stays longest, then the exchanges that the question refers back to, then
 the last exchange, then the rest by the attention it has earned. A question and its answer leave and come back together,
 so that the conversation stays well-formed.
+
+Passages that a question does not ask for distract a small model from those it does (`tests.benchmarks.quality`). Where
+they can come back without being read again they leave at once, not only when there is no room for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 # Room kept for the answer when passages are chosen, as a share of the budget; more is made while it is written.
 _ANSWER_SHARE = 8
@@ -16,7 +20,11 @@ _ANSWER_SHARE = 8
 
 @dataclass(frozen=True)
 class Held:
-    """A resident block. turn: its turn's number in the session, from 1. score: attention it has earned."""
+    """A resident block.
+
+    turn: its turn's number in the session, from 1. score: attention it has earned. stored: whether its K/V waits
+    outside the cache as well.
+    """
 
     id: str
     kind: str
@@ -24,6 +32,7 @@ class Held:
     turn: int
     passage_id: str | None = None
     score: float = 0.0
+    stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,11 +63,12 @@ class Referred:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Blocks that leave as one, and their place in the order, from 1."""
+    """Blocks that leave as one, and their place in the order, from 1. reason: why before the question is read."""
 
     blocks: tuple[str, ...]
     tokens: int
     rank: int
+    reason: Literal["room_for_turn", "not_relevant"] = "room_for_turn"
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,7 @@ def plan_turn(
     max_tokens: int | None,
     default_max_tokens: int,
     referred: Sequence[Referred] = (),
+    stands_alone: bool = False,
 ) -> Plan:
     """Plan a turn.
 
@@ -107,6 +118,8 @@ def plan_turn(
     question_tokens: the question as a whole message. answer_overhead: what the template writes around an answer.
     max_tokens: as asked for; None takes `default_max_tokens`, or what fits beside the passages.
     referred: old exchanges that the question refers back to, best first; they come after passages.
+    stands_alone: whether the question says by itself what it is about. Then, if any passage was found for it, others
+    leave as long as they can come back for nothing; "and when was that?" may need them.
 
     Raises DoesNotFit, with the numbers, if system prompt, question and answer alone pass the budget.
     """
@@ -151,8 +164,11 @@ def plan_turn(
     ]
     # For the question, the template, and a token of the answer.
     missing = kept + sum(tokens for _, tokens in coming) + question_tokens + answer_overhead + 1 - budget
-    for leaving in _order(held, plan.resident, [exchange.turn for exchange in helping]):
-        if missing > 0:
+    asked = {passage.passage_id for passage in wanted}
+    found = stands_alone and bool(plan.resident or plan.recall or plan.stream)
+    distracting = {block.id for block in held if found and block.stored and block.passage_id not in asked}
+    for leaving in _order(held, plan.resident, [exchange.turn for exchange in helping], distracting):
+        if leaving.reason == "not_relevant" or missing > 0:
             plan.evict.append(leaving)
             missing -= leaving.tokens
         else:
@@ -184,8 +200,13 @@ def _answer_tokens(budget: int, fixed: int, system: int, question: int, max_toke
     return max_tokens
 
 
-def _order(held: Sequence[Held], wanted: Sequence[str], referred: Sequence[int]) -> list[Leaving]:
-    """Everything resident that may leave, first to last. wanted: passages. referred: turns of exchanges."""
+def _order(
+    held: Sequence[Held], wanted: Sequence[str], referred: Sequence[int], distracting: Set[str]
+) -> list[Leaving]:
+    """Everything resident that may leave, first to last.
+
+    wanted: passages. referred: turns of exchanges. distracting: blocks that are not to stay.
+    """
     last_turn = max((block.turn for block in held if block.passage_id is None), default=0)
     units: dict[str, list[Held]] = {}
     for block in held:
@@ -200,11 +221,17 @@ def _order(held: Sequence[Held], wanted: Sequence[str], referred: Sequence[int])
         if first.passage_id is None and first.turn in referred:
             return 2, -referred.index(first.turn), 0.0, 0
         latest = first.passage_id is None and first.turn == last_turn
+        place = -1 if first.id in distracting else int(latest)
         tokens = sum(block.tokens for block in unit)
-        return int(latest), 0, sum(block.score * block.tokens for block in unit) / tokens, first.turn
+        return place, 0, sum(block.score * block.tokens for block in unit) / tokens, first.turn
 
     ordered = sorted(units.values(), key=key)
     return [
-        Leaving(tuple(block.id for block in unit), sum(block.tokens for block in unit), rank)
+        Leaving(
+            tuple(block.id for block in unit),
+            sum(block.tokens for block in unit),
+            rank,
+            "not_relevant" if unit[0].id in distracting else "room_for_turn",
+        )
         for rank, unit in enumerate(ordered, start=1)
     ]

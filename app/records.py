@@ -8,7 +8,7 @@ import msgspec
 
 KINDS = ("system", "question", "answer", "prose", "code", "table", "list")
 STATES = ("resident", "offloaded", "dropped")
-REASONS = ("room_for_turn", "room_for_answer", "document_deleted")
+REASONS = ("not_relevant", "room_for_turn", "room_for_answer", "document_deleted")
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,7 +71,7 @@ class Turn:
         self._emit(Retrieval(turn_id=self.request.turn_id, sources=self._sources), None)
         self.changes.evict_deleted()
         for leaving in plan.evict:
-            self.changes.evict(leaving, "room_for_turn")
+            self.changes.evict(leaving, leaving.reason)
         yield None
         self._cached = live.cache.tokens_kept
         yield from self.changes.read(plan, live.cache.model.template.assistant.before)
@@ -98,6 +98,7 @@ class Turn:
                 turn=block.turn,
                 passage_id=block.passage_id,
                 score=self._scores.get(block.id, block.score),
+                stored=self.changes.kept(live.bank_keys.get(block.id)),
             )
             for block in live.blocks.values()
             if block.document_id not in request.deleted_documents
@@ -130,6 +131,7 @@ class Turn:
             max_tokens=request.max_tokens,
             default_max_tokens=request.default_max_tokens,
             referred=referred,
+            stands_alone=request.stands_alone,
         )
 
     def _describe(self, plan: Plan) -> list[Source]:

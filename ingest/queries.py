@@ -17,18 +17,8 @@ _STOP_WORDS = frozenset((
 
 
 def content_words(text: str) -> list[str]:
-    """The distinct words of `text`, lower case, in order, without common English ones unless there are no others."""
-    kept: dict[str, None] = {}
-    common: dict[str, None] = {}
-    # Composed letters: the index folds é into e, but would split a query at a separate accent.
-    for match in _WORD.finditer(unicodedata.normalize("NFC", text)):
-        word = match.group().strip("_").lower()
-        if not word:
-            continue
-        terms = common if word in _STOP_WORDS else kept
-        if len(terms) < MAX_TERMS:
-            terms[word] = None
-    return list(kept or common)
+    """The distinct words of `text`, lower case, in order, without common English ones; at most 64."""
+    return [word for word in _words(text) if word not in _STOP_WORDS][:MAX_TERMS]
 
 
 def fts_query(text: str) -> str | None:
@@ -37,4 +27,11 @@ def fts_query(text: str) -> str | None:
     Each word is quoted, so nothing the user types is read as FTS5 syntax. Common English words are left out
     unless there are no others; at most 64 distinct words are kept, in order. Never raises.
     """
-    return " OR ".join(f'"{word}"' for word in content_words(text)) or None
+    words = content_words(text) or _words(text)[:MAX_TERMS]
+    return " OR ".join(f'"{word}"' for word in words) or None
+
+
+def _words(text: str) -> list[str]:
+    # Composed letters: the index folds é into e, but would split a query at a separate accent.
+    found = (match.group().strip("_").lower() for match in _WORD.finditer(unicodedata.normalize("NFC", text)))
+    return list(dict.fromkeys(word for word in found if word))

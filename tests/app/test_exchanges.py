@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app import audit, schema
-from app.exchanges import referred
+from app.exchanges import referred, stands_alone
 from app.store import Store
 from ingest.database import Database
 from tests.app.test_store import add_session, add_turn, put
@@ -70,6 +70,25 @@ def test_a_question_refers_to_what_shares_its_rare_words(database: Database, que
             f"s1.{exchange.turn}.answer",
         ]
         assert exchange.tokens == sum(block.record.tokens for block in exchange.blocks)
+
+
+@pytest.mark.parametrize(
+    ("question", "alone"),
+    [
+        ("When does the ferry to Narva leave?", True),
+        ("Wer baute den Turm?", True),
+        ("And when was that?", False),
+        ("Who built it, and why?", False),
+        ("And what about a ticket to Lecce?", False),
+        ("What did you say before about the earlier question, please?", False),
+        ("What can you do about it for me, and how will they do it?", False),
+        ("Thanks! Thanks! Thanks!", False),
+        ("请问渡轮几点开", False),
+        ("", False),
+    ],
+)
+def test_a_question_of_few_words_does_not_stand_alone(question: str, alone: bool) -> None:
+    assert stands_alone(question) is alone
 
 
 def test_the_newest_of_equals_comes_first_and_two_at_most(database: Database) -> None:

@@ -11,8 +11,8 @@ from app.plan import DoesNotFit, Held, Plan, Referred, Wanted, plan_turn
 SYSTEM = Held("sys", "system", 10, 0)
 
 
-def passage(name: str, tokens: int, turn: int = 1, score: float = 0.0) -> Held:
-    return Held(f"b.{name}", "prose", tokens, turn, name, score)
+def passage(name: str, tokens: int, turn: int = 1, score: float = 0.0, stored: bool = False) -> Held:
+    return Held(f"b.{name}", "prose", tokens, turn, name, score, stored)
 
 
 def exchange(turn: int, question: int = 5, answer: int = 15, score: float = 0.0) -> list[Held]:
@@ -57,9 +57,9 @@ def turns(draw: st.DrawFn, least_spare: int = 0) -> dict[str, Any]:
         for (tokens, score), kind in zip(parts, ["question", "answer"], strict=False):
             held.append(Held(f"{kind[0]}{turn}", kind, tokens, turn, score=score))
     latest = max(exchanges, default=6)
-    places = st.tuples(scored, st.integers(1, latest), st.integers(0, len(held)))
-    for name, ((tokens, score), turn, at) in draw(st.dictionaries(st.sampled_from("abcdef"), places)).items():
-        held.insert(at, passage(name, tokens, turn, score))
+    places = st.tuples(scored, st.integers(1, latest), st.integers(0, len(held)), st.booleans())
+    for name, ((tokens, score), turn, at, stored) in draw(st.dictionaries(st.sampled_from("abcdef"), places)).items():
+        held.insert(at, passage(name, tokens, turn, score, stored))
     held.insert(0, Held("sys", "system", draw(sizes), 0))
     resident = {block.passage_id: block.tokens for block in held}
     names = draw(st.dictionaries(st.sampled_from("abcdefuvwxyz"), sizes, max_size=6))
@@ -79,6 +79,7 @@ def turns(draw: st.DrawFn, least_spare: int = 0) -> dict[str, Any]:
         "answer_overhead": overhead,
         "max_tokens": max_tokens,
         "default_max_tokens": draw(st.integers(1, 300)),
+        "stands_alone": draw(st.booleans()),
         "referred": draw(st.lists(st.sampled_from(known), max_size=2, unique_by=lambda exchange: exchange.turn)),
     }
 
@@ -103,6 +104,16 @@ class Outcome:
                 room -= exchange.tokens
                 self.helping.append(exchange.turn)
         self.recalled = [e for e in turn["referred"] if e.turn in self.plan.exchanges]
+        found = [id for id in self.wanted if id not in self.plan.skipped]
+        self.distracting = {
+            block.id
+            for block in turn["held"]
+            if block.passage_id
+            and block.passage_id not in self.wanted
+            and block.stored
+            and turn["stands_alone"]
+            and found
+        }
 
     def used(self, evicted: int) -> int:
         """Tokens in the cache at the answer's first one, had only so many of `evict` left."""
@@ -137,7 +148,16 @@ def test_a_turn_is_refused_only_if_its_pinned_blocks_pass_the_budget(turn):
 @given(planned)
 def test_just_enough_leaves_for_what_is_streamed_the_question_and_one_answer_token(turn):
     assert turn.used(evicted=len(turn.plan.evict)) <= turn.turn["budget"]
-    assert not turn.plan.evict or turn.used(evicted=len(turn.plan.evict) - 1) > turn.turn["budget"]
+    makes_room = len(turn.plan.evict) > len(turn.distracting)
+    assert not makes_room or turn.used(evicted=len(turn.plan.evict) - 1) > turn.turn["budget"]
+
+
+@given(planned)
+def test_passages_not_asked_for_leave_first_if_the_bank_has_them_and_the_question_stands_alone(turn):
+    leaving = turn.plan.evict[: len(turn.distracting)]
+    assert {id for unit in leaving for id in unit.blocks} == turn.distracting
+    reasons = [unit.reason for unit in [*turn.plan.evict, *turn.plan.reserve]]
+    assert reasons == ["not_relevant"] * len(leaving) + ["room_for_turn"] * (len(reasons) - len(leaving))
 
 
 @given(planned)
@@ -169,6 +189,8 @@ def test_the_order_is_rest_by_score_then_last_exchange_then_referred_then_wanted
     best_first = list(turn.wanted)
 
     def place(blocks: tuple[str, ...]) -> tuple[float, ...]:
+        if blocks[0] in turn.distracting:
+            return -1, turn.held[blocks[0]].score, turn.held[blocks[0]].turn
         if blocks in [exchange.blocks for exchange in turn.recalled]:
             return 4, -[exchange.blocks for exchange in turn.recalled].index(blocks)
         if blocks[0] not in turn.held:
@@ -260,6 +282,16 @@ def test_the_order_of_leaving():
         ("new.n1",),
     ]
     assert (result.resident, result.stream, result.skipped) == (["best", "worst"], ["n1", "n2"], [])
+
+
+def test_what_the_bank_has_leaves_at_once_when_a_question_that_stands_alone_asks_for_something_else():
+    held = [SYSTEM, passage("kept", 5), passage("old", 5, stored=True), passage("hit", 5, stored=True), *exchange(1)]
+    asked = want(("hit", 5), ("new", 5))
+    assert [unit.blocks for unit in plan(held, asked, stands_alone=True).evict] == [("b.old",)]
+    assert plan(held, asked).evict == []
+    # Nothing was found, or nothing that fits: what is there is the best there is.
+    assert plan(held, stands_alone=True).evict == []
+    assert plan(held, want(("huge", 500)), stands_alone=True).evict == []
 
 
 def test_an_exchange_is_as_relevant_as_its_tokens_are_on_average():
