@@ -31,6 +31,7 @@ def open_library(
     count_tokens: Callable[[str], int],
     settings: Settings,
     *,
+    busy: Callable[[], bool] = lambda: False,
     on_stored: Callable[[str, list[str]], None] = lambda *_: None,
     at_work: bool = True,
 ) -> Library:
@@ -45,6 +46,7 @@ def open_library(
         load_embedder(settings.embedder),
         tokenizer=settings.model,
         seconds=settings.ingest_seconds,
+        busy=busy,
         on_stored=on_stored,
         at_work=at_work,
     )

@@ -125,7 +125,14 @@ class Boot:
                 engine.note_ingested(document_id)
 
         count = counter_of(model)
-        library = await asyncio.to_thread(open_library, self._documents, count, settings, on_stored=stored)
+        library = await asyncio.to_thread(
+            open_library,
+            self._documents,
+            count,
+            settings,
+            busy=lambda: engine.figures.turns_at_work > 0,
+            on_stored=stored,
+        )
         if (vectors := library.vectors) is not None:
             log.info("searching by vectors too", embedder=vectors.embedder)
         store = Store(self._audit)

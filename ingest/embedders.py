@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -28,12 +28,14 @@ class EmbedderError(ValueError):
 class Embedder(Protocol):
     """What search needs of an embedder. `embed` may be called from any thread.
 
+    setting: what `load_embedder` makes another by, in another process; None if that cannot be done.
     name: kept beside each vector; another name means that passages have to be embedded anew.
     dimension: of a vector.
     weight: of its ranks against bm25's 1, in rank fusion.
     least_cosine: what no word of a query matches must be at least this near it to be found at all.
     """
 
+    setting: str | None
     name: str
     dimension: int
     weight: float
@@ -71,13 +73,14 @@ def load_embedder(setting: str) -> Embedder | None:
     from ingest.transformer import TransformerEmbedder, folder_files, minilm_files
 
     if setting == MINILM:
-        return TransformerEmbedder(*minilm_files())
-    return TransformerEmbedder(*folder_files(setting))
+        return TransformerEmbedder(*minilm_files(), setting)
+    return TransformerEmbedder(*folder_files(setting), setting)
 
 
 class StaticEmbedder:
     """The mean of the tokens' vectors: WordLlama's 256 dimensions, cut out of a language model's embedding table."""
 
+    setting: str | None = WORDLLAMA
     name = "wordllama-256"
     dimension = 256
     # Chosen on half the queries of two data sets, see tests/benchmarks/retrieval.py.
@@ -105,6 +108,12 @@ class StaticEmbedder:
                 if encoding.ids:
                     vectors[row] = self._table[encoding.ids].mean(axis=0)
         return unit(vectors)
+
+
+def embed_passages(embedder: Embedder, passages: Iterable[tuple[str, str]]) -> list[bytes]:
+    """The vectors of (heading, text), as they are stored: float16, little-endian."""
+    vectors = embedder.embed([f"{heading}\n{text}" if heading else text for heading, text in passages])
+    return [vector.tobytes() for vector in vectors.astype("<f2")]
 
 
 def encodable(text: str) -> str:

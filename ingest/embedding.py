@@ -12,7 +12,7 @@ import numpy as np
 import sqlite_utils
 
 from ingest.database import Database
-from ingest.embedders import Embedder, Floats
+from ingest.embedders import Embedder, Floats, embed_passages
 from ingest.vectors import Ints, VectorIndex, VectorRow
 
 _log = logging.getLogger(__name__)
@@ -79,8 +79,7 @@ class Vectors:
 
     def embed(self, passages: Iterable[tuple[str, str]]) -> list[bytes]:
         """The vectors of (heading, text), as they are stored."""
-        vectors = self.embedder.embed([f"{heading}\n{text}" if heading else text for heading, text in passages])
-        return [vector.tobytes() for vector in vectors.astype("<f2")]
+        return embed_passages(self.embedder, passages)
 
     def insert(self, db: sqlite_utils.Database, vectors: Iterable[tuple[str, bytes]]) -> list[VectorRow]:
         """Store (passage id, vector), inside a write; those of passages that are gone are left out."""

@@ -51,8 +51,9 @@ class Library:
     `passage_tokens`. `embedder` gives passages their vectors; None leaves search to full text. `tokenizer` names what
     counts: passages that were cut by another are not taken for these. Jobs that an earlier process left unfinished are
     resumed, and passages without a vector of this embedder are embedded in the background; uploads wait beside the
-    database's file. A document that takes more than `seconds` to read and cut fails. `on_stored` is called, on the
-    worker's thread, with the id of each document that can be searched and those whose place it has taken. With
+    database's file. A document that takes more than `seconds` to read and cut fails. While `busy()`, called on the
+    worker's thread, reading takes a quarter of the time only, for somebody waits for an answer. `on_stored` is called,
+    on that thread, with the id of each document that can be searched and those whose place it has taken. With
     `at_work` false jobs wait for another library on this database. Every method blocks; a write returns when it is
     committed. Close the library before its database.
     """
@@ -66,6 +67,7 @@ class Library:
         *,
         tokenizer: str = "",
         seconds: float = _SECONDS,
+        busy: Callable[[], bool] = lambda: False,
         on_stored: Callable[[str, list[str]], None] = lambda *_: None,
         at_work: bool = True,
     ) -> None:
@@ -83,6 +85,7 @@ class Library:
             self._vectors,
             cut_by=self._cut_by,
             seconds=seconds,
+            busy=busy,
             on_stored=on_stored,
         )
         if at_work:

@@ -26,10 +26,11 @@ class TransformerEmbedder:
     weight = 0.3
     least_cosine = 0.2
 
-    def __init__(self, model: Path, tokenizer: Path, folder: Path) -> None:
+    def __init__(self, model: Path, tokenizer: Path, folder: Path, setting: str | None = None) -> None:
         import onnxruntime
         from tokenizers import Tokenizer
 
+        self.setting = setting
         options = onnxruntime.SessionOptions()
         # Threads that spin while they wait take the cores from the model that answers.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
+import msgspec
 import sqlite_utils
 
 from ingest.counting import TokenizerCounter
@@ -57,8 +58,8 @@ class Worker:
 
     Each document becomes searchable in one transaction. What an earlier process left unfinished is taken up
     again. `count_tokens` is called on the worker's thread, or if it is a TokenizerCounter in the process that reads;
-    `cut_by` names it and the size. That thread embeds the passages too, if there are `vectors`. A document that takes
-    more than `seconds` fails.
+    `cut_by` names it and the size. So are the passages embedded, if there are `vectors`. A document that takes more
+    than `seconds` fails. While `busy()`, called on that thread, reading takes a share of the time only.
     `on_stored` is called on that thread with the id of each document that can be searched from now on, and those of the
     documents whose place it has taken; it must not block.
     """
@@ -73,6 +74,7 @@ class Worker:
         *,
         cut_by: str,
         seconds: float,
+        busy: Callable[[], bool],
         on_stored: Callable[[str, list[str]], None],
     ) -> None:
         self._database = database
@@ -83,8 +85,11 @@ class Worker:
         self._cut_by = cut_by
         self._seconds = seconds
         self._on_stored = on_stored
-        cutting = Cutting(count_tokens.recipe, passage_tokens) if isinstance(count_tokens, TokenizerCounter) else None
-        self._reader = Reader(cutting)
+        cutting = None
+        if isinstance(count_tokens, TokenizerCounter):
+            setting = vectors.embedder.setting if vectors else None
+            cutting = Cutting(count_tokens.recipe, passage_tokens, setting)
+        self._reader = Reader(cutting, busy)
         self._cuts_elsewhere = cutting is not None
         self._current: str | None = None
         # Of ids, which never come again, so that a late word on one document does not stop the next.
@@ -199,8 +204,7 @@ class Worker:
             return
         self._deadline = time.monotonic() + self._seconds
         try:
-            text, media_type, passages = work.twin or self._passages(task, work)
-            replaced = self._store(task, text, media_type, passages)
+            replaced = self._store(task, self._read(task, work))
             for document_id in replaced:
                 self._uploads.remove(document_id)
             self._on_stored(task.document_id, replaced)
@@ -212,17 +216,20 @@ class Worker:
             reason = (str(error) if expected else f"{type(error).__name__}: {error}")[:_MAX_ERROR]
             self._database.write(partial(settle, task=task, status="failed", error=reason)).result()
 
-    def _passages(self, task: Task, work: Work) -> tuple[str, str, list[Passage]]:
-        text, media_type, blocks = work.text, work.media_type, None
-        far = self._cuts_elsewhere and (self._reader.awake or len(text or "") > _CUT_HERE)
-        if text is None or far:
-            reading = self._read(task, work)
-            text, media_type, blocks = reading.text, reading.media_type, reading.blocks
-            if reading.passages is not None:
-                return text, media_type, reading.passages
-        return text, media_type, cut(text, media_type, self._count, self._passage_tokens, blocks)
-
     def _read(self, task: Task, work: Work) -> Reading:
+        if (twin := work.twin) is not None:
+            return Reading(text=twin.text, media_type=twin.media_type, passages=twin.passages)
+        far = self._cuts_elsewhere and (self._reader.awake or len(work.text or "") > _CUT_HERE)
+        if work.text is not None and not far:
+            reading = Reading(text=work.text, media_type=work.media_type)
+        else:
+            reading = self._read_elsewhere(task, work)
+        if reading.passages is not None:
+            return reading
+        passages = cut(reading.text, reading.media_type, self._count, self._passage_tokens, reading.blocks)
+        return msgspec.structs.replace(reading, passages=passages)
+
+    def _read_elsewhere(self, task: Task, work: Work) -> Reading:
         def stop() -> bool:
             return self._stopping.is_set() or task.document_id in self._dropped
 
@@ -234,18 +241,21 @@ class Worker:
         except Interrupted:
             raise (_Stopped if self._stopping.is_set() else _Dropped) from None
 
-    def _store(self, task: Task, text: str, media_type: str, passages: list[Passage]) -> list[str]:
-        """Record passages and vectors in one transaction; the ids of the documents whose place they take."""
-        vectors = self._vectors
+    def _embed(self, vectors: Vectors, passages: list[Passage]) -> list[bytes]:
         embedded: list[bytes] = []
-        for start in range(0, len(passages) if vectors else 0, _EMBEDDED_AT_ONCE):
+        for start in range(0, len(passages), _EMBEDDED_AT_ONCE):
             self._check()
-            assert vectors is not None
             batch = passages[start : start + _EMBEDDED_AT_ONCE]
             embedded += vectors.embed((passage.heading, passage.text) for passage in batch)
+        return embedded
+
+    def _store(self, task: Task, reading: Reading) -> list[str]:
+        """Record passages and vectors in one transaction; the ids of the documents whose place they take."""
+        vectors, passages = self._vectors, reading.passages or []
+        embedded = reading.vectors or (self._embed(vectors, passages) if vectors else [])
 
         def work(db: sqlite_utils.Database) -> tuple[list[str], Change]:
-            stored = store(db, task, text, media_type, passages, self._cut_by)
+            stored = store(db, task, reading.text, reading.media_type, passages, self._cut_by)
             pairs = zip(stored.passage_ids, embedded, strict=False)
             added = vectors.insert(db, pairs) if vectors else []
             return [id for id, _ in stored.replaced], Change([number for _, number in stored.replaced], added)

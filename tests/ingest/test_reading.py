@@ -92,6 +92,25 @@ def test_cutting_is_given_up_at_the_limit_and_when_nobody_wants_it(reader: Reade
     assert cut_by(reader, "They dive.", "text/plain") == cut("They dive.", "text/plain", counter(), MOST)
 
 
+def test_the_process_rests_most_of_the_time_while_somebody_waits_for_an_answer() -> None:
+    text = "The seal dives. " * 60_000
+    asked: list[bool] = []
+
+    def took(busy: bool) -> float:
+        reader = Reader(Cutting(counter().recipe, MOST), busy=lambda: asked.append(busy) or busy)
+        cut_by(reader, "awake", "text/plain")
+        began = time.monotonic()
+        # Rests do not count against the limit, save for its share of them.
+        reading = reader.cut(text, "text/plain", seconds=60, stop=lambda: False)
+        seconds = time.monotonic() - began
+        assert "".join(passage.text for passage in reading.passages or ()) == text
+        reader.rest()
+        return seconds
+
+    assert took(busy=True) > 1.5 * took(busy=False)
+    assert {True, False} == set(asked)
+
+
 def test_what_cannot_be_cut_is_refused_with_the_reason() -> None:
     reader = Reader(Cutting(counter().recipe, 0))
     with pytest.raises(Unreadable, match="max_tokens must be at least 16, not 0"):

@@ -262,7 +262,7 @@ class Slow:
     """An embedder of another name that can be held up, around the real one."""
 
     def __init__(self, real: Embedder) -> None:
-        self.name, self.dimension = "slow", real.dimension
+        self.setting, self.name, self.dimension = None, "slow", real.dimension
         self.weight, self.least_cosine = real.weight, real.least_cosine
         self.real, self.gate, self.passages = real, threading.Event(), 0
 
