@@ -97,6 +97,8 @@ def _enter(node: LexborNode, writer: MarkdownWriter) -> bool:
         writer.line_end()
     elif tag == "img":
         writer.text(f" {node.attributes.get('alt') or ''} ")
+    elif tag == "input":
+        writer.text(_box(node))
     elif tag == "pre":
         writer.code(_preformatted(node), _language(node))
         return False
@@ -154,11 +156,21 @@ def _cell(cell: LexborNode) -> str:
             texts.append(node.text_content or "")
         elif node.tag == "img":
             texts.append(f" {node.attributes.get('alt') or ''} ")
+        elif node.tag == "input":
+            texts.append(_box(node))
         elif not _is_unseen(node):
             if node.tag in _BLOCKS or node.tag == "br":
                 texts.append(" ")
             waiting += reversed(list(node.iter(include_text=True)))
     return "".join(texts)
+
+
+def _box(field: LexborNode) -> str:
+    """A box that is ticked or not, of a task list or of a Word document. Those that are sent have a name or id."""
+    attributes = field.attributes
+    if (attributes.get("type") or "").lower() != "checkbox" or attributes.get("name") or attributes.get("id"):
+        return ""
+    return " ☒ " if "checked" in attributes else " ☐ "
 
 
 def _preformatted(pre: LexborNode) -> str:
