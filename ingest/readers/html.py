@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
@@ -28,8 +29,12 @@ _BLOCKS = frozenset((
 ))  # fmt: skip
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _CODE = frozenset({"code", "kbd", "samp", "tt"})
-# What a table for layout holds, and one of data does not.
-_LAYOUT = frozenset({"blockquote", "dl", "ol", "pre", "table", "ul", *_HEADINGS})
+# What a table for layout holds, and one of data does not; lists are in both, but long cells in the first only.
+_LAYOUT = frozenset({"dl", "pre", "table", *_HEADINGS})
+_LISTS = frozenset({"blockquote", "ol", "ul"})
+_MAX_DATA_CELL = 500
+# Generators write colspan="100" for "as many as there are".
+_MAX_SPAN = 100
 # The marks with which generators of documentation link a heading to itself, and Word's notes to their place.
 _ANCHORS = frozenset({"¶", "#", "§", "↑", "↩", "↩︎", "🔗", "\uf0c1"})
 _LANGUAGE = re.compile(r"(?:^|\s)(?:language|lang|highlight|sourceCode)[- ]([\w+#-]+)")
@@ -105,7 +110,7 @@ def _enter(node: LexborNode, writer: MarkdownWriter) -> bool:
     elif tag == "table" and not _is_layout(node):
         for caption in node.css("caption"):
             writer.paragraph(_cell(caption))
-        writer.table([[_cell(cell) for cell in row.iter() if cell.tag in ("td", "th")] for row in node.css("tr")])
+        writer.table(_rows(node))
         return False
     elif tag in _HEADINGS or tag in _BLOCKS:
         writer.flush()
@@ -144,7 +149,41 @@ def _is_unseen(node: LexborNode) -> bool:
 def _is_layout(table: LexborNode) -> bool:
     inner = table.traverse()
     next(inner)
-    return any(node.tag in _LAYOUT for node in inner)
+    tags = {node.tag for node in inner}
+    if tags & _LAYOUT or not tags & _LISTS:
+        return bool(tags & _LAYOUT)
+    rows = _rows(table)
+    is_grid = len(rows) > 1 and max(len(row) for row in rows) > 1
+    return not is_grid or max(len(cell) for row in rows for cell in row) > _MAX_DATA_CELL
+
+
+def _rows(table: LexborNode) -> list[list[str]]:
+    """The text of each cell; where one spans others, these are blank."""
+    rows: list[list[str]] = []
+    # How many more rows a cell above takes of a column.
+    taken: Counter[int] = Counter()
+    for row in table.css("tr"):
+        texts: list[str] = []
+        for cell in row.iter():
+            if cell.tag in ("td", "th"):
+                while taken[len(texts)]:
+                    taken[len(texts)] -= 1
+                    texts.append("")
+                width = _span(cell, "colspan")
+                for column in range(len(texts), len(texts) + width):
+                    taken[column] = _span(cell, "rowspan") - 1
+                texts += [_cell(cell), *[""] * (width - 1)]
+        for column in [column for column in taken if column >= len(texts)]:
+            taken[column] = max(0, taken[column] - 1)
+        while texts and not texts[-1].strip():
+            texts.pop()
+        rows.append(texts)
+    return rows
+
+
+def _span(cell: LexborNode, name: str) -> int:
+    span = cell.attributes.get(name) or ""
+    return min(max(int(span), 1), _MAX_SPAN) if span.isascii() and span.isdigit() and len(span) < 9 else 1
 
 
 def _cell(cell: LexborNode) -> str:
@@ -159,7 +198,9 @@ def _cell(cell: LexborNode) -> str:
         elif node.tag == "input":
             texts.append(_box(node))
         elif not _is_unseen(node):
-            if node.tag in _BLOCKS or node.tag == "br":
+            if node.tag == "li":
+                texts.append(" • ")
+            elif node.tag in _BLOCKS or node.tag == "br":
                 texts.append(" ")
             waiting += reversed(list(node.iter(include_text=True)))
     return "".join(texts)
