@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections import Counter
@@ -13,9 +14,13 @@ import pypdfium2
 from pypdfium2 import raw
 
 from ingest.errors import Unsupported
+from ingest.readers.pdf_forms import filled_in
 
 # Between two pages of the stored text. White space, so that it is no text and shows as a line.
 PAGE_END = "\n\f\n"
+
+# On each form of an older kind the library warns that it cannot do what is not wanted here.
+logging.getLogger("pypdfium2").setLevel(logging.ERROR)
 
 # PDFium keeps global state: one call at a time in the process.
 _LOCK = threading.Lock()
@@ -39,22 +44,32 @@ class _Line:
     bottom: float
 
 
+@dataclass
+class _Page:
+    lines: list[_Line]
+    # What forms and text boxes hold.
+    filled: list[str]
+    # In place of text.
+    note: str = ""
+
+
 def read_pdf(name: str, data: bytes) -> str:
     """The text of each page, pages apart by a form feed.
 
     A blank line parts paragraphs, and a line in larger type than most of the document is written as a heading of
-    Markdown, larger being higher. A page that shows an image and has no text says so in its place. Raises
-    Unsupported, saying why, for a file that is encrypted, truncated, damaged, no PDF, or has no text at all.
+    Markdown, larger being higher. What form fields and text boxes hold ends their page. A page that shows an image
+    and has no text says so in its place. Raises Unsupported, saying why, for a file that is encrypted, truncated,
+    damaged, no PDF, or has no text at all.
     """
     check_pdf_start(name, data)
     if _END_MARK not in data.rstrip(b"\0\r\n \t")[-_END_WITHIN:]:
         raise Unsupported(name, f"{len(data)} bytes", "this PDF file is truncated: %%EOF is missing at its end")
     with _LOCK:
         pages = _pages(name, data)
-    if not any(isinstance(page, list) and page for page in pages):
+    if not any(page.lines or page.filled for page in pages):
         raise Unsupported(name, f"{len(pages)} pages", "there is no text in this PDF; if it is scanned, OCR it first")
-    levels = _levels([line for page in pages if isinstance(page, list) for line in page])
-    texts = [page if isinstance(page, str) else _text(page, levels) for page in pages]
+    levels = _levels([line for page in pages for line in page.lines])
+    texts = ("\n\n".join(filter(None, [_text(p.lines, levels) or p.note, _filled(p.filled)])) for p in pages)
     return PAGE_END.join(texts) + "\n"
 
 
@@ -64,8 +79,7 @@ def check_pdf_start(name: str, data: bytes) -> None:
         raise Unsupported(name, data[:8], "this is not a PDF document (application/pdf): its first bytes are not %PDF-")
 
 
-def _pages(name: str, data: bytes) -> list[list[_Line] | str]:
-    """The lines of each page, or what to say in their place."""
+def _pages(name: str, data: bytes) -> list[_Page]:
     try:
         document = pypdfium2.PdfDocument(data)
     except pypdfium2.PdfiumError as error:
@@ -74,12 +88,14 @@ def _pages(name: str, data: bytes) -> list[list[_Line] | str]:
         raise Unsupported(name, f"{len(data)} bytes", f"this PDF file is damaged: {error}") from error
     number = 0
     try:
-        pages: list[list[_Line] | str] = []
+        document.init_forms()
+        pages: list[_Page] = []
         for number in range(1, len(document) + 1):
             page = document[number - 1]
             lines = _lines(page.get_textpage())
             shows_image = not lines and any(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE]))
-            pages.append(f"[Page {number} is an image without text.]" if shows_image else lines)
+            note = f"[Page {number} is an image without text.]" if shows_image else ""
+            pages.append(_Page(lines, filled_in(page), note))
             page.close()
         return pages
     except pypdfium2.PdfiumError as error:
@@ -109,7 +125,7 @@ def _levels(lines: list[_Line]) -> dict[float, int]:
     characters: Counter[float] = Counter()
     for line in lines:
         characters[line.size] += len(line.text)
-    body = characters.most_common(1)[0][0]
+    body = max(characters, key=characters.__getitem__, default=0.0)
     sizes = sorted({line.size for line in lines if _can_head(line) and line.size >= body * _LARGER}, reverse=True)
     return {size: min(level, 6) for level, size in enumerate(sizes, 1)}
 
@@ -139,6 +155,14 @@ def _text(lines: list[_Line], levels: dict[float, int]) -> str:
                 written += ["", f"{'#' * level} {line.text}"]
         else:
             apart = last is None or last.size in levels or not 0 <= drop <= _PARAGRAPH_GAP * max(pitch, line.size)
-            written += [""] * apart + [re.sub(r"^(?=#{1,6}\s)", r"\\", line.text)]
+            written += [""] * apart + [_not_heading(line.text)]
         last = line
     return "\n".join(written).strip()
+
+
+def _filled(lines: list[str]) -> str:
+    return "\n".join(_not_heading(_CONTROLS.sub("", line)) for line in lines)
+
+
+def _not_heading(line: str) -> str:
+    return re.sub(r"^(?=#{1,6}\s)", r"\\", line)

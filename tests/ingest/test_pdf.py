@@ -186,3 +186,25 @@ def test_damage_gives_text_or_a_reason(step):
 def test_several_threads_read_at_once():
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(read, [WHOLE] * 12))) == 1
+
+
+def test_what_a_form_holds_ends_its_page():
+    def form(pdf: Writer) -> None:
+        pdf.write_block("Name and consent")
+        fields = pdf.canvas.acroForm
+        fields.textfield(name="form[0].name[0]", value="Ng", x=50, y=600)
+        fields.textfield(name="t2", tooltip="Street", value="# 5", x=50, y=570)
+        fields.textfield(name="t3", tooltip="Empty", value="", x=50, y=540)
+        fields.textfield(name="t4", tooltip="Secret", value="hush", x=50, y=510, fieldFlags="password")
+        fields.checkbox(name="agreed", checked=True, x=50, y=480)
+        fields.checkbox(name="declined", checked=False, x=50, y=450)
+        pdf.add_page()
+        pdf.write_block("Next page")
+
+    text = read_upload("a.pdf", written(form), max_bytes=MAX).text
+    assert text == f"Name and consent\n\nname: Ng\nStreet: # 5\nagreed: Yes{PAGE_END}Next page\n"
+
+
+def test_a_form_without_other_text_is_text():
+    data = written(lambda pdf: pdf.canvas.acroForm.textfield(name="name", value="Ng", x=50, y=600))
+    assert read_upload("a.pdf", data, max_bytes=MAX).text == "name: Ng\n"
