@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import re
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from statistics import median
 
 import pypdfium2
@@ -31,6 +32,11 @@ _END_WITHIN = 1024
 _LARGER = 1.15
 _MAX_HEADING = 120
 _PARAGRAPH_GAP = 1.3
+_BOLD = 600
+_BOLD_NAME = re.compile(rb"bold|black|heavy|CMBX", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+# A document with more of it in bold does not use it for headings.
+_MOST_BOLD = 0.25
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 # What PDFium puts for a hyphen that only breaks a word between two lines.
 _SOFT_HYPHEN = re.compile("[\x02\ufffe\xad](?:\r?\n)?")
@@ -42,6 +48,7 @@ class _Line:
     # Points.
     size: float
     bottom: float
+    bold: bool
 
 
 @dataclass
@@ -56,10 +63,10 @@ class _Page:
 def read_pdf(name: str, data: bytes) -> str:
     """The text of each page, pages apart by a form feed.
 
-    A blank line parts paragraphs, and a line in larger type than most of the document is written as a heading of
-    Markdown, larger being higher. What form fields and text boxes hold ends their page. A page that shows an image
-    and has no text says so in its place. Raises Unsupported, saying why, for a file that is encrypted, truncated,
-    damaged, no PDF, or has no text at all.
+    A blank line parts paragraphs. A line in larger type than most of the document is written as a heading of
+    Markdown, larger being higher; the lowest are bold lines alone above text. What form fields and text boxes hold
+    ends their page. A page that shows an image and has no text says so in its place. Raises Unsupported, saying
+    why, for a file that is encrypted, truncated, damaged, no PDF, or has no text at all.
     """
     check_pdf_start(name, data)
     if _END_MARK not in data.rstrip(b"\0\r\n \t")[-_END_WITHIN:]:
@@ -68,8 +75,11 @@ def read_pdf(name: str, data: bytes) -> str:
         pages = _pages(name, data)
     if not any(page.lines or page.filled for page in pages):
         raise Unsupported(name, f"{len(pages)} pages", "there is no text in this PDF; if it is scanned, OCR it first")
-    levels = _levels([line for page in pages for line in page.lines])
-    texts = ("\n\n".join(filter(None, [_text(p.lines, levels) or p.note, _filled(p.filled)])) for p in pages)
+    lines = [line for page in pages for line in page.lines]
+    levels = _levels(lines)
+    _forget_running_heads(lines)
+    bold = _bold_level(lines, levels)
+    texts = ("\n\n".join(filter(None, [_text(p.lines, levels, bold) or p.note, _filled(p.filled)])) for p in pages)
     return PAGE_END.join(texts) + "\n"
 
 
@@ -116,8 +126,16 @@ def _lines(page: pypdfium2.PdfTextPage) -> list[_Line]:
             picked = {min(index, last) for index in (inked[0], inked[len(inked) // 2], inked[-1])}
             boxes = [page.get_charbox(index, loose=True) for index in picked]
             # The size that the font is said to have ignores how the page scales it.
-            lines.append(_Line(line, round(2 * median(top - bottom for _, bottom, _, top in boxes)) / 2, boxes[0][1]))
+            size = round(2 * median(top - bottom for _, bottom, _, top in boxes)) / 2
+            lines.append(_Line(line, size, boxes[0][1], bold=all(_is_bold(page, index) for index in picked)))
     return lines
+
+
+def _is_bold(page: pypdfium2.PdfTextPage, index: int) -> bool:
+    name = ctypes.create_string_buffer(128)
+    raw.FPDFText_GetFontInfo(page, index, name, len(name), None)
+    # Many fonts state no weight.
+    return raw.FPDFText_GetFontWeight(page, index) >= _BOLD or _BOLD_NAME.search(name.value) is not None
 
 
 def _levels(lines: list[_Line]) -> dict[float, int]:
@@ -134,30 +152,48 @@ def _can_head(line: _Line) -> bool:
     return len(line.text) <= _MAX_HEADING and sum(character.isalpha() for character in line.text) > 1
 
 
-def _text(lines: list[_Line], levels: dict[float, int]) -> str:
+def _forget_running_heads(lines: list[_Line]) -> None:
+    """What is bold more than once, whatever its numbers, is the head of pages or of a table's columns."""
+    times = Counter(_DIGITS.sub("", line.text) for line in lines if line.bold)
+    for line in lines:
+        line.bold = line.bold and times[_DIGITS.sub("", line.text)] == 1
+
+
+def _bold_level(lines: list[_Line], levels: dict[float, int]) -> int | None:
+    """The heading level of bold lines in the size of the text, if there are headings among them."""
+    bold = sum(len(line.text) for line in lines if line.bold)
+    return min(len(levels) + 1, 6) if bold <= _MOST_BOLD * sum(len(line.text) for line in lines) else None
+
+
+def _text(lines: list[_Line], levels: dict[float, int], bold_level: int | None) -> str:
     drops = [a.bottom - b.bottom for a, b in pairwise(lines) if a.size == b.size and a.bottom > b.bottom]
     pitch = median(drops) if drops else 0.0
     written: list[str] = []
     last: _Line | None = None
-    for line in lines:
+    follows_heading = False
+    for line, next_ in zip_longest(lines, lines[1:]):
         level = levels.get(line.size) if _can_head(line) else None
         drop = last.bottom - line.bottom if last is not None else 0.0
+        apart = last is None or follows_heading or not 0 <= drop <= _PARAGRAPH_GAP * max(pitch, line.size)
+        if level is None and apart and _heads(line, next_):
+            level = bold_level
         if level is not None:
-            goes_on = (
-                last is not None
-                and last.size == line.size
-                and written[-1].startswith("#")
-                and 0 <= drop < 2 * line.size
-            )
-            if goes_on:
+            goes_on = last is not None and last.size == line.size and follows_heading and 0 <= drop < 2 * line.size
+            if goes_on and line.size in levels:
                 written[-1] += f" {line.text}"
             else:
                 written += ["", f"{'#' * level} {line.text}"]
         else:
-            apart = last is None or last.size in levels or not 0 <= drop <= _PARAGRAPH_GAP * max(pitch, line.size)
             written += [""] * apart + [_not_heading(line.text)]
+        follows_heading = level is not None
         last = line
     return "\n".join(written).strip()
+
+
+def _heads(line: _Line, next_: _Line | None) -> bool:
+    """Whether it is a bold line alone above text."""
+    stands = line.bold and _can_head(line) and line.text[0].isalnum() and line.text[-1] not in ".,;:"
+    return stands and next_ is not None and not next_.bold and next_.bottom < line.bottom
 
 
 def _filled(lines: list[str]) -> str:

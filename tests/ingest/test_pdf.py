@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,9 +29,9 @@ class Writer:
         self.canvas = Canvas(self.file, pagesize=A4, encrypt=encryption)
         self.top = 780.0
 
-    def write_block(self, text: str, size: float = 11) -> None:
-        self.canvas.setFont("Helvetica", size)
-        for line in simpleSplit(text, "Helvetica", size, 480):
+    def write_block(self, text: str, size: float = 11, font: str = "Helvetica") -> None:
+        self.canvas.setFont(font, size)
+        for line in simpleSplit(text, font, size, 480):
             self.canvas.drawString(50, self.top, line)
             self.top -= 1.2 * size
         self.top -= 12
@@ -208,3 +209,24 @@ def test_what_a_form_holds_ends_its_page():
 def test_a_form_without_other_text_is_text():
     data = written(lambda pdf: pdf.canvas.acroForm.textfield(name="name", value="Ng", x=50, y=600))
     assert read_upload("a.pdf", data, max_bytes=MAX).text == "name: Ng\n"
+
+
+def test_a_bold_line_alone_above_text_is_a_heading():
+    def bold(pdf: Writer) -> None:
+        pdf.write_block("Paper", 16)
+        for section in ("Methods", "Results", "Not a heading:"):
+            pdf.write_block(f"Page head {len(section)}", font="Helvetica-Bold")
+            pdf.write_block(section, font="Helvetica-Bold")
+            pdf.write_block(BODY * 6)
+
+    headings = re.findall("^#.*", read_upload("a.pdf", written(bold), max_bytes=MAX).text, re.MULTILINE)
+    assert headings == ["# Paper", "## Methods", "## Results"]
+
+
+def test_bold_text_is_no_heading():
+    def bold(pdf: Writer) -> None:
+        for section in ("Methods", "Results"):
+            pdf.write_block(section, font="Helvetica-Bold")
+            pdf.write_block("Few words.")
+
+    assert "#" not in read_upload("a.pdf", written(bold), max_bytes=MAX).text
