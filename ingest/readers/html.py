@@ -29,7 +29,8 @@ _BLOCKS = frozenset((
 ))  # fmt: skip
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _CODE = frozenset({"code", "kbd", "samp", "tt"})
-# What a table for layout holds, and one of data does not; lists are in both, but long cells in the first only.
+# What a table for layout holds, and one of data does not. Lists are in both, and so is a single row or column; long
+# cells then tell the first.
 _LAYOUT = frozenset({"dl", "pre", "table", *_HEADINGS})
 _LISTS = frozenset({"blockquote", "ol", "ul"})
 _MAX_DATA_CELL = 500
@@ -150,11 +151,14 @@ def _is_layout(table: LexborNode) -> bool:
     inner = table.traverse()
     next(inner)
     tags = {node.tag for node in inner}
-    if tags & _LAYOUT or not tags & _LISTS:
-        return bool(tags & _LAYOUT)
+    if tags & _LAYOUT:
+        return True
     rows = _rows(table)
-    is_grid = len(rows) > 1 and max(len(row) for row in rows) > 1
-    return not is_grid or max(len(cell) for row in rows for cell in row) > _MAX_DATA_CELL
+    is_grid = len(rows) > 1 and max(map(len, rows)) > 1
+    has_lists = not tags.isdisjoint(_LISTS)
+    if is_grid != has_lists:
+        return has_lists
+    return any(len(cell) > _MAX_DATA_CELL for row in rows for cell in row)
 
 
 def _rows(table: LexborNode) -> list[list[str]]:

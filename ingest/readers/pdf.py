@@ -74,7 +74,8 @@ def read_pdf(name: str, data: bytes) -> str:
     with _LOCK:
         pages = _pages(name, data)
     if not any(page.lines or page.filled for page in pages):
-        raise Unsupported(name, f"{len(pages)} pages", "there is no text in this PDF; if it is scanned, OCR it first")
+        count = f"{len(pages)} page{'s' * (len(pages) != 1)}"
+        raise Unsupported(name, count, "there is no text in this PDF; if it is scanned, OCR it first")
     lines = [line for page in pages for line in page.lines]
     levels = _levels(lines)
     _forget_running_heads(lines)

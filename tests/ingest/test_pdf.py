@@ -148,7 +148,7 @@ WHOLE = written(article)
         (b"%PDF-1.4\n%%EOF\n", "this PDF file is damaged"),
         (b"%PDF-1.4\n" + b"\0\xff" * 500 + b"%%EOF", "this PDF file is damaged"),
         (encrypted("secret"), "'encrypted PDF document' is not accepted"),
-        (written(scan), r"'1 pages' is not accepted; there is no text in this PDF; if it is scanned, OCR it first"),
+        (written(scan), r"'1 page' is not accepted; there is no text in this PDF; if it is scanned, OCR it first"),
         (written(lambda pdf: None), "no text in this PDF"),
     ],
     ids=["text", "zip", "half", "cut", "empty", "garbage", "encrypted", "scanned", "blank"],
