@@ -173,9 +173,11 @@ def _rows(table: LexborNode) -> list[list[str]]:
                 while taken[len(texts)]:
                     taken[len(texts)] -= 1
                     texts.append("")
-                width = _span(cell, "colspan")
+                # Beyond so many columns spans would only cost time.
+                width = _span(cell, "colspan") if len(texts) < _MAX_SPAN else 1
+                height = _span(cell, "rowspan") if len(texts) < _MAX_SPAN else 1
                 for column in range(len(texts), len(texts) + width):
-                    taken[column] = _span(cell, "rowspan") - 1
+                    taken[column] = height - 1
                 texts += [_cell(cell), *[""] * (width - 1)]
         for column in [column for column in taken if column >= len(texts)]:
             taken[column] = max(0, taken[column] - 1)

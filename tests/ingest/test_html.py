@@ -150,3 +150,10 @@ def test_pages_too_deep_are_refused_before_they_are_parsed():
         markdown("<div>" * 200_000 + "word")
     assert markdown("<p>a<br><li>" * 20_000)
     assert time.monotonic() - start < 10
+
+
+def test_spans_made_to_grow_do_not_take_long():
+    started = time.process_time()
+    text = markdown(f"<table>{'<tr><td colspan=100 rowspan=100>x<td rowspan=100>y' * 1000}</table>")
+    assert text.count("x") == 1000
+    assert time.process_time() - started < 10
