@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from charset_normalizer import from_bytes
 
+from ingest.alphabets import encoding_of_latin
 from ingest.errors import Unsupported
 
 # UTF-32 first: its little-endian mark starts with that of UTF-16.
@@ -25,7 +26,7 @@ _DECLARATIONS = (
     re.compile(rb"\A(?:[^\n]*\n)?[^\S\n]*(?:#|//|/\*|--)[^\n]*?coding[:=][ \t]*([\w.-]+)"),
 )
 _DECLARED_WITHIN = 2048
-_ISO_2022_JP = (b"\x1b$B", b"\x1b$@")
+_ISO_2022 = {b"\x1b$B": "iso2022_jp_2", b"\x1b$@": "iso2022_jp_2", b"\x1b$)C": "iso2022_kr"}
 
 # Control characters that no text in a one-byte encoding has. Tab, line ends, form feed and escape stay.
 _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
@@ -52,8 +53,9 @@ def decode(name: str, data: bytes, charset: str | None = None) -> str:
             return _strict(name, data, encoding, len(mark))
     if charset is not None:
         return _strict(name, data, _known(name, charset))
-    if any(escape in data for escape in _ISO_2022_JP):
-        return _strict(name, data, "iso2022_jp_2")
+    for escape, encoding in _ISO_2022.items():
+        if escape in data:
+            return _strict(name, data, encoding)
     unmarked = _unmarked_utf16(data)
     if unmarked is not None:
         return _strict(name, data, unmarked)
@@ -91,11 +93,15 @@ def _guess(data: bytes) -> str | None:
     """The likeliest of the encodings that were common before UTF-8.
 
     Statistics alone fail on the commonest case: charset-normalizer 3.5 takes a short text with few accents for
-    Persian or Polish. So where bytes above ASCII stand alone between letters, and are neither signs inside words
-    nor Japanese, the text is Western European (Windows-1252, as which web browsers read Latin-1 too).
+    Persian, and Polish for Turkish. So where bytes above ASCII stand alone between letters, a language is found whose
+    alphabet they are; else, where they are neither signs inside words nor Japanese, the text is Western European
+    (Windows-1252, as which web browsers read Latin-1 too).
     """
     runs = _HIGH_RUN.findall(data)
     if sum(map(len, runs)) < _ALONE * len(runs):
+        other = encoding_of_latin(data[:_SAMPLE])
+        if other is not None:
+            return other
         try:
             if not _NOT_WESTERN.search(data.decode("cp1252")):
                 return "cp1252"

@@ -66,8 +66,8 @@ _NAMED = frozenset((
     "function_declaration", "function_definition", "function_item", "generator_function_declaration", "impl_item",
     "interface_declaration", "internal_module", "lexical_declaration", "macro_definition", "method_declaration",
     "method_definition", "mod_item", "module", "namespace_definition", "pair", "record_declaration",
-    "struct_item", "struct_specifier", "trait_item", "type_alias_declaration", "type_declaration", "type_spec",
-    "union_item", "union_specifier", "variable_declaration",
+    "struct_item", "struct_specifier", "trait_item", "type_alias_declaration", "type_declaration", "type_definition",
+    "type_spec", "union_item", "union_specifier", "variable_declaration",
 ))  # fmt: skip
 _FUNCTIONS = frozenset({"arrow_function", "class", "function_expression", "generator_function", "object"})
 
@@ -180,7 +180,7 @@ class _File:
                 unit.start = unit.core = max(line, floor)
             if last and line is not None and within and last.end > line:
                 self.join(last, unit, apart=False)
-            elif last and last.leads and last.end == unit.start and last.path == unit.path:
+            elif last and last.leads and last.path == unit.path and self.leads_to(last, unit):
                 self.join(last, unit, apart=True)
             else:
                 units.append(unit)
@@ -209,6 +209,14 @@ class _File:
         limit = line + _MAX_LINE
         is_short = limit >= len(self.text) or self.text.find("\n", offset, limit) >= 0
         return line if is_short and offset <= limit else None
+
+    def leads_to(self, lead: _Unit, unit: _Unit) -> bool:
+        """Whether `unit` follows directly; a documentation comment may have a blank line below it."""
+        between = self.text[lead.end : unit.start]
+        if not between:
+            return True
+        is_documentation = self.text.startswith("/**", lead.core) and not self.text.startswith("/***", lead.core)
+        return is_documentation and between.isspace() and between.count("\n") == 1
 
     def join(self, last: _Unit, unit: _Unit, apart: bool) -> None:
         last.end = unit.end
@@ -250,9 +258,11 @@ class _File:
             node = node.child_by_field_name(wrapper) or node
         if node.type == "template_declaration" and node.named_children:
             node = node.named_children[-1]
-        if node.type not in _NAMED:
+        if node.type == "expression_statement":
+            name = self.assigned(node)
+        elif node.type not in _NAMED:
             return ()
-        if node.type == "impl_item":
+        elif node.type == "impl_item":
             parts = [self.content(node.child_by_field_name(part)) for part in ("trait", "type")]
             name = " for ".join(part for part in parts if part)
         elif node.type in ("lexical_declaration", "variable_declaration"):
@@ -267,6 +277,13 @@ class _File:
             receiver = _RECEIVER.search(self.content(node.child_by_field_name("receiver")))
             name = f"{receiver[1]}.{name}" if receiver else name
         return (shortened(name),) if name.strip() else ()
+
+    def assigned(self, statement: Node) -> str:
+        """What a function or class is assigned to, such as `exports.parse`."""
+        assignment = statement.named_children[0] if statement.named_children else None
+        value = assignment.child_by_field_name("right") if assignment else None
+        is_function = value is not None and value.type in _FUNCTIONS
+        return self.content(assignment.child_by_field_name("left")) if assignment and is_function else ""
 
     def content(self, node: Node | None) -> str:
         return "" if node is None else self.text[self.at(node.start_byte) : self.at(node.end_byte)]

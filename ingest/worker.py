@@ -212,7 +212,9 @@ class Worker:
             raise
         except Exception as error:
             expected = isinstance(error, InvalidInput | Unreadable)
-            _log.warning("document %s failed", task.document_id, exc_info=not expected)
+            # Whoever sent it is told why.
+            level = logging.INFO if expected else logging.WARNING
+            _log.log(level, "document %s failed", task.document_id, exc_info=not expected)
             reason = (str(error) if expected else f"{type(error).__name__}: {error}")[:_MAX_ERROR]
             self._database.write(partial(settle, task=task, status="failed", error=reason)).result()
 

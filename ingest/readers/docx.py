@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 
 import mammoth
 
 from ingest.errors import Unsupported
+from ingest.readers.equations import with_equations
 from ingest.readers.html import read_html
 
 # Bytes of XML. Unpacked, a book of a thousand pages has about ten million; an archive made to harm has billions.
@@ -16,6 +18,7 @@ MAX_UNPACKED = 64_000_000
 _OLE = b"\xd0\xcf\x11\xe0"
 _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
 _OTHERS = {"xl/": "an Excel workbook", "ppt/": "a PowerPoint presentation", "META-INF/": "an OpenDocument or EPUB file"}
+_MAIN = re.compile(r"word/document\d*\.xml")
 _STYLES = """
 p[style-name='Title'] => h1:fresh
 p[style-name='Subtitle'] => p:fresh
@@ -29,7 +32,8 @@ p[style-name='Intense Quote'] => blockquote > p:fresh
 
 
 def read_docx(name: str, data: bytes) -> str:
-    """The text of a Word document as Markdown: body, tables, notes; not headers, footers, comments or deletions.
+    """The text of a Word document as Markdown: body, tables, notes, equations on one line; not headers, footers,
+    comments or deletions.
 
     Raises Unsupported, saying why, for a file that is encrypted, of the old binary format, another kind of file,
     truncated or damaged, without text, or larger than 64 MB of XML when unpacked.
@@ -37,7 +41,9 @@ def read_docx(name: str, data: bytes) -> str:
     _check(name, data)
     try:
         html = mammoth.convert_to_html(
-            io.BytesIO(data), style_map=_STYLES, convert_image=mammoth.images.img_element(lambda image: {})
+            io.BytesIO(with_equations(data)),
+            style_map=_STYLES,
+            convert_image=mammoth.images.img_element(lambda image: {}),
         ).value
     except Exception as error:
         # Whatever a stranger's XML makes the library raise, it is this file that cannot be read.
@@ -64,7 +70,8 @@ def _check(name: str, data: bytes) -> None:
             files = {file.filename: file.file_size for file in archive.infolist()}
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
         raise Unsupported(name, str(error), "this DOCX file is truncated or damaged") from error
-    if "word/document.xml" not in files:
+    # Microsoft's servers call it document2.xml at times.
+    if not any(_MAIN.fullmatch(file) for file in files):
         kind = next(
             (kind for start, kind in _OTHERS.items() if any(f.startswith(start) for f in files)), "a ZIP archive"
         )

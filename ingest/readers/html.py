@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
@@ -28,8 +29,13 @@ _BLOCKS = frozenset((
 ))  # fmt: skip
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _CODE = frozenset({"code", "kbd", "samp", "tt"})
-# What a table for layout holds, and one of data does not.
-_LAYOUT = frozenset({"blockquote", "dl", "ol", "pre", "table", "ul", *_HEADINGS})
+# What a table for layout holds, and one of data does not. Lists are in both, and so is a single row or column; long
+# cells then tell the first.
+_LAYOUT = frozenset({"dl", "pre", "table", *_HEADINGS})
+_LISTS = frozenset({"blockquote", "ol", "ul"})
+_MAX_DATA_CELL = 500
+# Generators write colspan="100" for "as many as there are".
+_MAX_SPAN = 100
 # The marks with which generators of documentation link a heading to itself, and Word's notes to their place.
 _ANCHORS = frozenset({"¶", "#", "§", "↑", "↩", "↩︎", "🔗", "\uf0c1"})
 _LANGUAGE = re.compile(r"(?:^|\s)(?:language|lang|highlight|sourceCode)[- ]([\w+#-]+)")
@@ -97,13 +103,15 @@ def _enter(node: LexborNode, writer: MarkdownWriter) -> bool:
         writer.line_end()
     elif tag == "img":
         writer.text(f" {node.attributes.get('alt') or ''} ")
+    elif tag == "input":
+        writer.text(_box(node))
     elif tag == "pre":
         writer.code(_preformatted(node), _language(node))
         return False
     elif tag == "table" and not _is_layout(node):
         for caption in node.css("caption"):
             writer.paragraph(_cell(caption))
-        writer.table([[_cell(cell) for cell in row.iter() if cell.tag in ("td", "th")] for row in node.css("tr")])
+        writer.table(_rows(node))
         return False
     elif tag in _HEADINGS or tag in _BLOCKS:
         writer.flush()
@@ -142,7 +150,46 @@ def _is_unseen(node: LexborNode) -> bool:
 def _is_layout(table: LexborNode) -> bool:
     inner = table.traverse()
     next(inner)
-    return any(node.tag in _LAYOUT for node in inner)
+    tags = {node.tag for node in inner}
+    if tags & _LAYOUT:
+        return True
+    rows = _rows(table)
+    is_grid = len(rows) > 1 and max(map(len, rows)) > 1
+    has_lists = not tags.isdisjoint(_LISTS)
+    if is_grid != has_lists:
+        return has_lists
+    return any(len(cell) > _MAX_DATA_CELL for row in rows for cell in row)
+
+
+def _rows(table: LexborNode) -> list[list[str]]:
+    """The text of each cell; where one spans others, these are blank."""
+    rows: list[list[str]] = []
+    # How many more rows a cell above takes of a column.
+    taken: Counter[int] = Counter()
+    for row in table.css("tr"):
+        texts: list[str] = []
+        for cell in row.iter():
+            if cell.tag in ("td", "th"):
+                while taken[len(texts)]:
+                    taken[len(texts)] -= 1
+                    texts.append("")
+                # Beyond so many columns spans would only cost time.
+                width = _span(cell, "colspan") if len(texts) < _MAX_SPAN else 1
+                height = _span(cell, "rowspan") if len(texts) < _MAX_SPAN else 1
+                for column in range(len(texts), len(texts) + width):
+                    taken[column] = height - 1
+                texts += [_cell(cell), *[""] * (width - 1)]
+        for column in [column for column in taken if column >= len(texts)]:
+            taken[column] = max(0, taken[column] - 1)
+        while texts and not texts[-1].strip():
+            texts.pop()
+        rows.append(texts)
+    return rows
+
+
+def _span(cell: LexborNode, name: str) -> int:
+    span = cell.attributes.get(name) or ""
+    return min(max(int(span), 1), _MAX_SPAN) if span.isascii() and span.isdigit() and len(span) < 9 else 1
 
 
 def _cell(cell: LexborNode) -> str:
@@ -154,11 +201,23 @@ def _cell(cell: LexborNode) -> str:
             texts.append(node.text_content or "")
         elif node.tag == "img":
             texts.append(f" {node.attributes.get('alt') or ''} ")
+        elif node.tag == "input":
+            texts.append(_box(node))
         elif not _is_unseen(node):
-            if node.tag in _BLOCKS or node.tag == "br":
+            if node.tag == "li":
+                texts.append(" • ")
+            elif node.tag in _BLOCKS or node.tag == "br":
                 texts.append(" ")
             waiting += reversed(list(node.iter(include_text=True)))
     return "".join(texts)
+
+
+def _box(field: LexborNode) -> str:
+    """A box that is ticked or not, of a task list or of a Word document. Those that are sent have a name or id."""
+    attributes = field.attributes
+    if (attributes.get("type") or "").lower() != "checkbox" or attributes.get("name") or attributes.get("id"):
+        return ""
+    return " ☒ " if "checked" in attributes else " ☐ "
 
 
 def _preformatted(pre: LexborNode) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import groupby, takewhile
 
 _SPACE = re.compile(r"[ \t\n\r\f\xa0]+")
 # Soft hyphens and zero-width spaces say where a line may end: searching for the word must not fail on them.
@@ -47,10 +47,10 @@ class MarkdownWriter:
         self._inline.append([])
 
     def flush(self) -> None:
-        """End the current block: a paragraph, where there was text."""
-        lines = self._take()
-        if lines:
-            self._emit([_MARKUP.sub(_escaped, line, count=1) if _MARKUP.match(line) else line for line in lines])
+        """End the current block: a paragraph, where there was text. Two line ends in a row part paragraphs as well."""
+        for has_text, lines in groupby(self._collapsed_lines(), key=bool):
+            if has_text:
+                self._emit([_MARKUP.sub(_escaped, line, count=1) if _MARKUP.match(line) else line for line in lines])
 
     def paragraph(self, text: str) -> None:
         """A block of its own."""
@@ -74,14 +74,16 @@ class MarkdownWriter:
             self._emit([fence + language, *lines, fence])
 
     def table(self, rows: list[list[str]]) -> None:
-        """A table; the first row heads it."""
+        """A table; the first row heads it. Rows and columns without text, such as for spacing, are left out."""
         self.flush()
         cells = [[_collapsed(cell).replace("|", "\\|") for cell in row] for row in rows]
         cells = [row for row in cells if any(row)]
         width = max((len(row) for row in cells), default=0)
-        if width:
-            lines = [f"| {' | '.join(row + [''] * (width - len(row)))} |" for row in cells]
-            self._emit([lines[0], "|" + " --- |" * width, *lines[1:]])
+        padded = [row + [""] * (width - len(row)) for row in cells]
+        columns = [column for column in zip(*padded, strict=True) if any(column)]
+        if columns:
+            lines = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
+            self._emit([lines[0], "|" + " --- |" * len(columns), *lines[1:]])
 
     def open_list(self, number: int | None) -> None:
         """Start a list: of bullets, or numbered from `number`."""
@@ -126,9 +128,12 @@ class MarkdownWriter:
         self._containers.append(_Container(rest, first) if nested else _Container("", None))
 
     def _take(self) -> list[str]:
+        return [line for line in self._collapsed_lines() if line]
+
+    def _collapsed_lines(self) -> list[str]:
         lines = [_collapsed("".join(parts)) for parts in self._inline]
         self._inline = [[]]
-        return [line for line in lines if line]
+        return lines
 
     def _emit(self, lines: list[str]) -> None:
         if self._gap:

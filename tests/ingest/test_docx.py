@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Callable
 
 import docx
 import pytest
 from docx.document import Document
+from docx.oxml import parse_xml
+from docx.oxml.ns import nsdecls
 
 from ingest.documents import read_upload
 from ingest.errors import Unsupported
@@ -70,6 +73,52 @@ def test_a_document_becomes_markdown_with_headings_lists_and_tables():
 
 def test_a_document_is_known_by_its_bytes_where_its_name_says_nothing():
     assert read_upload("report", written(report), max_bytes=MAX).media_type == DOCX
+
+
+MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
+
+
+def add_xml(document: Document, xml: str) -> None:
+    spaces = f'xmlns:m="{MATH}" xmlns:w14="http://schemas.microsoft.com/office/word/2010/wordml"'
+    document.add_paragraph("see ")._p.append(parse_xml(f"<w:p {nsdecls('w')} {spaces}>{xml}</w:p>")[0])
+
+
+@pytest.mark.parametrize(
+    ("omml", "line"),
+    [
+        ("<m:sSup><m:e>{c}</m:e><m:sup>{2}</m:sup></m:sSup>", "c^2"),
+        ("<m:f><m:num>{a+b}</m:num><m:den>{c}</m:den></m:f>", "(a+b)/c"),
+        ("<m:rad><m:deg/><m:e>{x}</m:e></m:rad>", "√(x)"),
+        ("<m:nary><m:naryPr><m:chr m:val='∑'/></m:naryPr><m:sub>{n=1}</m:sub><m:sup>{∞}</m:sup><m:e>{n}</m:e></m:nary>",
+         "∑_(n=1)^∞ n"),
+        ("{y=}<m:func><m:fName>{log}</m:fName><m:e><m:d><m:e>{x}</m:e></m:d></m:e></m:func>", "y= log(x)"),
+        ("<m:m><m:mr><m:e>{1}</m:e><m:e>{0}</m:e></m:mr><m:mr><m:e>{0}</m:e></m:mr></m:m>", "[1, 0; 0]"),
+        ("<m:odd><m:e>{kept}</m:e></m:odd>", "kept"),
+    ],
+)  # fmt: skip
+def test_an_equation_is_text_on_one_line(omml, line):
+    runs = re.sub(r"\{(.*?)\}", r"<m:r><m:t>\1</m:t></m:r>", omml)
+    data = written(lambda document: add_xml(document, f"<m:oMath>{runs}</m:oMath>"))
+    assert read_upload("a.docx", data, max_bytes=MAX).text == f"see {line}\n"
+
+
+def test_boxes_are_ticked_or_not():
+    box = "<w:sdt><w:sdtPr><w14:checkbox>{}</w14:checkbox></w:sdtPr><w:sdtContent/></w:sdt>"
+
+    def fill(document: Document) -> None:
+        add_xml(document, box.format("<w14:checked w14:val='1'/>"))
+        add_xml(document, box.format("<w14:checked w14:val='0'/>"))
+
+    assert read_upload("a.docx", written(fill), max_bytes=MAX).text == "see ☒\n\nsee ☐\n"
+
+
+def test_the_body_may_have_a_number_in_its_name():
+    with zipfile.ZipFile(io.BytesIO(written(report))) as zipped:
+        parts = {name: zipped.read(name) for name in zipped.namelist()}
+    renamed = {name.replace("document.xml", "document2.xml"): data for name, data in parts.items()}
+    for name in ("_rels/.rels", "[Content_Types].xml"):
+        renamed[name] = renamed[name].replace(b"word/document.xml", b"word/document2.xml")
+    assert read_upload("report.docx", archive(renamed), max_bytes=MAX).text == REPORT
 
 
 def archive(files: dict[str, bytes]) -> bytes:

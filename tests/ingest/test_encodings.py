@@ -37,6 +37,25 @@ def test_an_encoding_is_detected(encoding, text):
     assert decode("a.txt", text.encode(encoding)) == text
 
 
+@pytest.mark.parametrize(
+    ("encodings", "text"),
+    [
+        ("cp1250 iso8859_2", "Właśnie zauważyli, że zmiana sposobu myślenia była potrzebna."),
+        ("cp1250 iso8859_2", "Těch policistů bylo víc než dřív, řekl tiskový mluvčí."),
+        ("cp1250 iso8859_2", "A szerződés megfelelő intézmények között hétfőn jött létre."),
+        ("cp1250 iso8859_2", "Odlučila je mnoge, nije što je nekad bila, žao mi je."),
+        ("cp1254 iso8859_9", "Bankası olur mu? Arama yapılan en çarpıcı haber, Taş’ın eşi."),  # noqa: RUF001
+        ("cp1252", "Übersetzt von Peña, García und Lefèvre: “naïve” — £5, © 2020"),
+        ("cp1252", "English | Español | Português | 中文"),
+        ("iso2022_kr", "역사적 예수"),
+    ],
+)
+def test_the_alphabet_of_a_language_tells_its_encoding(encodings, text):
+    for encoding in encodings.split():
+        data = text.encode(encoding, "ignore")
+        assert decode("a.txt", data) == data.decode(encoding)
+
+
 @pytest.mark.parametrize("text", ["café au lait", "Müller", "naïve", "x = 'é'\n", "£5", "\u201cquoted\u201d"])
 def test_a_few_accents_are_western_european(text):
     assert decode("a.txt", text.encode("cp1252")) == text

@@ -35,6 +35,19 @@ def markdown(body: str) -> str:
             "<table><caption>T</caption><tr><th>a<th>b|c<tr><td>1<br>2</table>",
             "T\n\n| a | b\\|c |\n| --- | --- |\n| 1 2 |  |\n",
         ),
+        (
+            "<table><tr><th>a<th>b<tr><td>x<td><ul><li>1<li>2</ul></table>",
+            "| a | b |\n| --- | --- |\n| x | • 1 • 2 |\n",
+        ),
+        (
+            "<table><tr><th colspan=2>a<th>b<tr><td rowspan=2>1<td>2<td>3<tr><td>4<td>5<tr><td colspan=99>6</table>",
+            "| a |  | b |\n| --- | --- | --- |\n| 1 | 2 | 3 |\n|  | 4 | 5 |\n| 6 |  |  |\n",
+        ),
+        ("<p><input type=checkbox checked>a <input type=checkbox>b <input type=checkbox name=c>c", "☒ a ☐ b c\n"),
+        ("<table><tr><td><ul><li>x</ul><td>y</table>", "- x\n\ny\n"),
+        (f"<table><tr><td>{'word ' * 200}<br><br>end</table>", f"{'word ' * 199}word\n\nend\n"),
+        ("<table><tr><td>a<td><td>b<tr><td><td><td><tr><td>c<td><td>", "| a | b |\n| --- | --- |\n| c |  |\n"),
+        ("<p>a<br>b<br> <br>c", "a\nb\n\nc\n"),
         ("<table><tr><td><h1>A</h1><td><ul><li>x</ul></table>", "# A\n\n- x\n"),
         ("<script>var x</script><style>p{}</style><!-- c --><svg><text>s</text></svg><p hidden>h</p>x", "x\n"),
         ("<title>The &amp; page</title><h2>A</h2>", "# The & page\n\n## A\n"),
@@ -137,3 +150,10 @@ def test_pages_too_deep_are_refused_before_they_are_parsed():
         markdown("<div>" * 200_000 + "word")
     assert markdown("<p>a<br><li>" * 20_000)
     assert time.monotonic() - start < 10
+
+
+def test_spans_made_to_grow_do_not_take_long():
+    started = time.process_time()
+    text = markdown(f"<table>{'<tr><td colspan=100 rowspan=100>x<td rowspan=100>y' * 1000}</table>")
+    assert text.count("x") == 1000
+    assert time.process_time() - started < 10

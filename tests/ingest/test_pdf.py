@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,9 +29,9 @@ class Writer:
         self.canvas = Canvas(self.file, pagesize=A4, encrypt=encryption)
         self.top = 780.0
 
-    def write_block(self, text: str, size: float = 11) -> None:
-        self.canvas.setFont("Helvetica", size)
-        for line in simpleSplit(text, "Helvetica", size, 480):
+    def write_block(self, text: str, size: float = 11, font: str = "Helvetica") -> None:
+        self.canvas.setFont(font, size)
+        for line in simpleSplit(text, font, size, 480):
             self.canvas.drawString(50, self.top, line)
             self.top -= 1.2 * size
         self.top -= 12
@@ -147,7 +148,7 @@ WHOLE = written(article)
         (b"%PDF-1.4\n%%EOF\n", "this PDF file is damaged"),
         (b"%PDF-1.4\n" + b"\0\xff" * 500 + b"%%EOF", "this PDF file is damaged"),
         (encrypted("secret"), "'encrypted PDF document' is not accepted"),
-        (written(scan), r"'1 pages' is not accepted; there is no text in this PDF; if it is scanned, OCR it first"),
+        (written(scan), r"'1 page' is not accepted; there is no text in this PDF; if it is scanned, OCR it first"),
         (written(lambda pdf: None), "no text in this PDF"),
     ],
     ids=["text", "zip", "half", "cut", "empty", "garbage", "encrypted", "scanned", "blank"],
@@ -186,3 +187,46 @@ def test_damage_gives_text_or_a_reason(step):
 def test_several_threads_read_at_once():
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(read, [WHOLE] * 12))) == 1
+
+
+def test_what_a_form_holds_ends_its_page():
+    def form(pdf: Writer) -> None:
+        pdf.write_block("Name and consent")
+        fields = pdf.canvas.acroForm
+        fields.textfield(name="form[0].name[0]", value="Ng", x=50, y=600)
+        fields.textfield(name="t2", tooltip="Street", value="# 5", x=50, y=570)
+        fields.textfield(name="t3", tooltip="Empty", value="", x=50, y=540)
+        fields.textfield(name="t4", tooltip="Secret", value="hush", x=50, y=510, fieldFlags="password")
+        fields.checkbox(name="agreed", checked=True, x=50, y=480)
+        fields.checkbox(name="declined", checked=False, x=50, y=450)
+        pdf.add_page()
+        pdf.write_block("Next page")
+
+    text = read_upload("a.pdf", written(form), max_bytes=MAX).text
+    assert text == f"Name and consent\n\nname: Ng\nStreet: # 5\nagreed: Yes{PAGE_END}Next page\n"
+
+
+def test_a_form_without_other_text_is_text():
+    data = written(lambda pdf: pdf.canvas.acroForm.textfield(name="name", value="Ng", x=50, y=600))
+    assert read_upload("a.pdf", data, max_bytes=MAX).text == "name: Ng\n"
+
+
+def test_a_bold_line_alone_above_text_is_a_heading():
+    def bold(pdf: Writer) -> None:
+        pdf.write_block("Paper", 16)
+        for section in ("Methods", "Results", "Not a heading:"):
+            pdf.write_block(f"Page head {len(section)}", font="Helvetica-Bold")
+            pdf.write_block(section, font="Helvetica-Bold")
+            pdf.write_block(BODY * 6)
+
+    headings = re.findall("^#.*", read_upload("a.pdf", written(bold), max_bytes=MAX).text, re.MULTILINE)
+    assert headings == ["# Paper", "## Methods", "## Results"]
+
+
+def test_bold_text_is_no_heading():
+    def bold(pdf: Writer) -> None:
+        for section in ("Methods", "Results"):
+            pdf.write_block(section, font="Helvetica-Bold")
+            pdf.write_block("Few words.")
+
+    assert "#" not in read_upload("a.pdf", written(bold), max_bytes=MAX).text

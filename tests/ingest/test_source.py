@@ -299,3 +299,17 @@ def test_hostile_code_costs_seconds_at_most(media_type, text):
     passages = cut(text, media_type, lambda piece: len(piece) // 4 + 1, 256)
     assert "".join(parts(passages)) == text
     assert time.monotonic() - start < 10
+
+
+def test_functions_are_named_by_what_they_are_assigned_to():
+    text = "app.use = function use(fn) {\n  return fn\n}\n\nexports.a = (x) => {\n  return x\n}\n\nx.y = f(\n  1\n)\n"
+    assert [block.path for block in source(text, "text/x-javascript")] == [("app.use",), ("exports.a",), ()]
+    text = "typedef struct erow {\n  int idx;\n} erow;\n"
+    assert [block.path for block in source(text, "text/x-c")] == [("erow",)]
+
+
+def test_a_documentation_comment_may_have_a_blank_line_below_it():
+    text = "/** Starts it. */\n\nfunction start() {\n  go()\n}\n"
+    assert [text[block.start : block.end] for block in source(text, "text/x-javascript")] == [text]
+    for other in ("/* A section. */\n\n", "/** Far away. */\n\n\n"):
+        assert len(source(text.replace("/** Starts it. */\n\n", other), "text/x-javascript")) == 2
