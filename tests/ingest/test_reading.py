@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from ingest.counting import TokenizerCounter
 from ingest.database import Database
 from ingest.errors import Unreadable
 from ingest.library import Library, migrations
+from ingest.pace import HURRY, REST, REST_SECONDS, WORK_SECONDS, Pace
 from ingest.passages import Passage, cut
 from ingest.reading import Cutting, Interrupted, Reader
 from tests.ingest.helpers import words
@@ -92,23 +95,46 @@ def test_cutting_is_given_up_at_the_limit_and_when_nobody_wants_it(reader: Reade
     assert cut_by(reader, "They dive.", "text/plain") == cut("They dive.", "text/plain", counter(), MOST)
 
 
-def test_the_process_rests_most_of_the_time_while_somebody_waits_for_an_answer() -> None:
-    text = "The seal dives. " * 60_000
+def test_the_process_rests_as_long_as_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr("ingest.pace.time.sleep", rests.append)
+    before = signal.getsignal(signal.SIGALRM)
+    heard, words = os.pipe()
+    pace = Pace(heard)
+
+    def work(alarms: int) -> int:
+        """Rests during so many alarms, or none."""
+        rests.clear()
+        until = time.monotonic() + alarms * WORK_SECONDS
+        with pace.kept():
+            while time.monotonic() < until:
+                pass
+        return len(rests)
+
+    try:
+        assert work(alarms=5) == 0
+        os.write(words, HURRY + REST)
+        assert work(alarms=5) > 0
+        assert set(rests) == {REST_SECONDS}
+        assert work(alarms=5) > 0
+        os.write(words, HURRY)
+        # It may be told in the midst of work.
+        work(alarms=2)
+        assert work(alarms=5) == 0
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        os.close(heard)
+        os.close(words)
+
+
+def test_what_is_cut_while_it_rests_is_the_same() -> None:
+    text = "The seal dives. " * 20_000
     asked: list[bool] = []
-
-    def took(busy: bool) -> float:
-        reader = Reader(Cutting(counter().recipe, MOST), busy=lambda: asked.append(busy) or busy)
-        cut_by(reader, "awake", "text/plain")
-        began = time.monotonic()
-        # Rests do not count against the limit, save for its share of them.
-        reading = reader.cut(text, "text/plain", seconds=60, stop=lambda: False)
-        seconds = time.monotonic() - began
-        assert "".join(passage.text for passage in reading.passages or ()) == text
-        reader.rest()
-        return seconds
-
-    assert took(busy=True) > 1.5 * took(busy=False)
-    assert {True, False} == set(asked)
+    reader = Reader(Cutting(counter().recipe, MOST), busy=lambda: bool(asked.append(True)) or len(asked) % 8 < 6)
+    assert cut_by(reader, text, "text/plain") == cut(text, "text/plain", counter(), MOST)
+    assert asked
+    reader.rest()
 
 
 def test_what_cannot_be_cut_is_refused_with_the_reason() -> None:
