@@ -66,9 +66,6 @@ def serve(host: str | None, port: int | None, data_dir: Path | None, model: str 
 
     configure_logging(settings)
     return_freed_memory()
-    import os as _os
-
-    sys.setswitchinterval(float(_os.environ.get("SWI", "0.005")))
     chosen = _load_blas(settings)
     import structlog
 
