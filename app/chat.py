@@ -112,7 +112,13 @@ class ChatService:
                 updated_at=created_at,
             )
             names = await asyncio.wrap_future(self._database.write(lambda db: audit.fork_session(db, child)))
-            await asyncio.wrap_future(self._engine.fork(parent, child, names))
+            try:
+                await asyncio.wrap_future(self._engine.fork(parent, child, names))
+            except BaseException:
+                # Also when the client is gone, who will never learn its id.
+                self._engine.forget(child.id)
+                self._database.write(lambda db: audit.delete_session(db, child.id))
+                raise
         finally:
             self._release(session_id)
         return await asyncio.to_thread(self.store.session, child.id)

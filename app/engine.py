@@ -75,6 +75,10 @@ class _Call:
     function: Callable[[], Any]
     future: Future[Any] = field(default_factory=Future)
 
+    def __post_init__(self) -> None:
+        # Whoever waited may leave: what was asked is done all the same.
+        self.future.set_running_or_notify_cancel()
+
 
 class Engine:
     """The MLX thread and what lives on it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -26,8 +27,20 @@ _REFERRING = frozenset((
 ))  # fmt: skip
 
 
-# With fewer words that say something, a question is taken to go on from the one before: "and who built the tower?"
+# With fewer words that say something, a question is taken to go on from the one before: "and who built the tower?" More
+# of them are needed where one points at what was said.
 _STANDING = 3
+_STANDING_POINTING = 5
+_POINTING = frozenset((
+    "he", "her", "him", "his", "it", "its", "she", "that", "their", "them", "then", "there", "these", "they", "this",
+    "those",
+))  # fmt: skip
+# What people ask to be done with an answer.
+_ASKING = frozenset((
+    "also", "bit", "briefly", "could", "detail", "details", "else", "example", "explain", "give", "into", "just",
+    "list", "make", "more", "rephrase", "sentence", "sentences", "short", "shorter", "should", "show", "summarise",
+    "summarize", "too", "translate", "word", "words", "would", "write",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,8 +67,10 @@ def referred(database: Database, session_id: str, question: str) -> list[Exchang
 
 
 def stands_alone(question: str) -> bool:
-    """Whether a question has words enough to say by itself what it is about."""
-    return len(_saying(question)) >= _STANDING
+    """Whether a question has words enough to say by itself what it is about. A guess, by English words."""
+    words = [word for word in _saying(question) if word not in _ASKING]
+    points = not _POINTING.isdisjoint(re.findall(r"\w+", question.lower()))
+    return len(words) >= (_STANDING_POINTING if points else _STANDING)
 
 
 def _saying(question: str) -> list[str]:

@@ -56,10 +56,10 @@ class _Write(Generic[T]):
         self.work = work
         self.then = then
         self.future: Future[T] = Future()
+        # From the start: who no longer waits for a write, such as a client that is gone, must not make it vanish.
+        self.future.set_running_or_notify_cancel()
 
     def run(self, db: sqlite_utils.Database) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
         try:
             db.execute("BEGIN IMMEDIATE")
             result = self.work(db)
@@ -80,8 +80,6 @@ class _EmptyLog(_Write[bool]):
         super().__init__(lambda db: bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0), None)
 
     def run(self, db: sqlite_utils.Database) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
         try:
             # Not inside a transaction, and without the writers behind it waiting for a reader.
             db.execute("PRAGMA busy_timeout = 0")

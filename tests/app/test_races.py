@@ -134,3 +134,29 @@ def test_a_start_finishes_what_a_stop_left_half_done(tmp_path: Path) -> None:
     # From its snapshot, which gave up the one block.
     assert end["usage"]["cached_tokens"] >= row["resident_after"]
     service.stop(signal.SIGTERM)
+
+
+def test_who_leaves_while_passages_come_back_takes_nothing_from_the_log(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.ingest(*towns())
+    asked = {"content": "Where does the ferry to Galway start?", "top_k": 6, "max_tokens": 1}
+    service.tell(service.session(), asked["content"], top_k=6, max_tokens=1)
+    for _ in range(6):
+        session = service.session(budget_tokens=700)
+        with service.http.stream("POST", f"/v1/sessions/{session}/messages", json=asked) as response:
+            for line in response.iter_lines():
+                if line == "event: recall":
+                    break
+        while service.http.get(f"/v1/sessions/{session}").json()["turns"] == 0:
+            time.sleep(0.02)
+            if service.http.get("/ready").json()["turns"] == 0:
+                break
+        # Its books are closed once it can be forked.
+        fork = service.http.post(f"/v1/sessions/{session}/fork", json={})
+        assert fork.status_code == 201
+        (*_, last) = service.items(f"/v1/sessions/{session}/compression")
+        for held in (session, fork.json()["id"]):
+            resident = [block["tokens"] for block in service.blocks(held, state="resident")]
+            assert (sum(resident), len(resident)) == (last["resident_tokens"], last["blocks"])
+    assert len(service.http.get("/v1/sessions", params={"limit": 50}).json()["items"]) == 13
+    service.stop()
