@@ -19,6 +19,7 @@ from app.walk import RULES, SourceFile, Walk, walk
 from ingest.records import Job
 
 _POLL_SECONDS = 0.2
+_SETTLING_MS = 1000
 _FILES_TOGETHER = 50
 _OVER = frozenset({"done", "failed", "cancelled"})
 
@@ -134,8 +135,18 @@ def keep_in_step(shelf: Shelf, folders: Sequence[Path], found: Walk, console: Co
     seen = _states(found)
     _delete_gone(shelf, folders, found, console)
     console.print("watching; Ctrl-C ends it")
+    caught_up = False
     try:
-        for _ in watchfiles.watch(*folders, watch_filter=lambda _, path: _matters(Path(path), folders)):
+        for changes in watchfiles.watch(
+            *folders,
+            watch_filter=lambda _, path: _matters(Path(path), folders),
+            rust_timeout=_SETTLING_MS,
+            yield_on_timeout=True,
+        ):
+            if not changes and caught_up:
+                continue
+            # Once without being told: what changed before the watch began was seen by nobody.
+            caught_up = True
             found = walk(folders)
             states = _states(found)
             changed = [file for file in found.files if seen.get(file.path) != states[file.path]]
