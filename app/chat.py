@@ -111,8 +111,8 @@ class ChatService:
                 created_at=created_at,
                 updated_at=created_at,
             )
-            names = await asyncio.wrap_future(self._database.write(lambda db: audit.fork_session(db, child)))
             try:
+                names = await asyncio.wrap_future(self._database.write(lambda db: audit.fork_session(db, child)))
                 await asyncio.wrap_future(self._engine.fork(parent, child, names))
             except BaseException:
                 # Also when the client is gone, who will never learn its id.

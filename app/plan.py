@@ -166,7 +166,9 @@ def plan_turn(
     missing = kept + sum(tokens for _, tokens in coming) + question_tokens + answer_overhead + 1 - budget
     asked = {passage.passage_id for passage in wanted}
     found = stands_alone and bool(plan.resident or plan.recall or plan.stream)
-    distracting = {block.id for block in held if found and block.stored and block.passage_id not in asked}
+    distracting = {
+        block.id for block in held if found and block.stored and block.passage_id and block.passage_id not in asked
+    }
     for leaving in _order(held, plan.resident, [exchange.turn for exchange in helping], distracting):
         if leaving.reason == "not_relevant" or missing > 0:
             plan.evict.append(leaving)

@@ -15,10 +15,10 @@ def passage(name: str, tokens: int, turn: int = 1, score: float = 0.0, stored: b
     return Held(f"b.{name}", "prose", tokens, turn, name, score, stored)
 
 
-def exchange(turn: int, question: int = 5, answer: int = 15, score: float = 0.0) -> list[Held]:
+def exchange(turn: int, question: int = 5, answer: int = 15, score: float = 0.0, stored: bool = False) -> list[Held]:
     return [
-        Held(f"q{turn}", "question", question, turn, score=score),
-        Held(f"a{turn}", "answer", answer, turn, score=score),
+        Held(f"q{turn}", "question", question, turn, score=score, stored=stored),
+        Held(f"a{turn}", "answer", answer, turn, score=score, stored=stored),
     ]
 
 
@@ -54,8 +54,10 @@ def turns(draw: st.DrawFn, least_spare: int = 0) -> dict[str, Any]:
     held: list[Held] = []
     exchanges = draw(st.dictionaries(st.integers(1, 6), st.lists(scored, min_size=1, max_size=2), max_size=4))
     for turn, parts in sorted(exchanges.items()):
+        # As one is that was recalled.
+        stored = draw(st.booleans())
         for (tokens, score), kind in zip(parts, ["question", "answer"], strict=False):
-            held.append(Held(f"{kind[0]}{turn}", kind, tokens, turn, score=score))
+            held.append(Held(f"{kind[0]}{turn}", kind, tokens, turn, score=score, stored=stored))
     latest = max(exchanges, default=6)
     places = st.tuples(scored, st.integers(1, latest), st.integers(0, len(held)), st.booleans())
     for name, ((tokens, score), turn, at, stored) in draw(st.dictionaries(st.sampled_from("abcdef"), places)).items():
@@ -289,6 +291,8 @@ def test_what_the_bank_has_leaves_at_once_when_a_question_that_stands_alone_asks
     asked = want(("hit", 5), ("new", 5))
     assert [unit.blocks for unit in plan(held, asked, stands_alone=True).evict] == [("b.old",)]
     assert plan(held, asked).evict == []
+    # An exchange that was recalled is not what retrieval passes over.
+    assert plan([SYSTEM, *exchange(1, stored=True), *exchange(2)], asked, stands_alone=True).evict == []
     # Nothing was found, or nothing that fits: what is there is the best there is.
     assert plan(held, stands_alone=True).evict == []
     assert plan(held, want(("huge", 500)), stands_alone=True).evict == []
