@@ -5,35 +5,45 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from http import HTTPStatus
+from dataclasses import dataclass
 
 import msgspec
 
-from app import audit
-from app.asked import Candidate, TurnRequest
+from app.audit import writing
+from app.audit.reading import Store
+from app.audit.records import SessionRecord
 from app.engine import Engine, Figures
-from app.exchanges import Exchange, referred, stands_alone
-from app.handle import TurnHandle
-from app.live import new_block
-from app.problems import Problem, invalid
-from app.records import SessionRecord
-from app.requests import AskBody, ForkBody, SessionBody
+from app.errors import Conflict, Invalid, Unavailable
+from app.memory.live import new_block
 from app.settings import Settings
-from app.store import Store
+from app.turns.exchanges import Exchange, referred, stands_alone
+from app.turns.handle import TurnHandle
+from app.turns.request import Candidate, Question, TurnRequest
 from ingest.database import Database
 from ingest.errors import NotFound
 from ingest.jobs import new_id, now
 from ingest.library import MAX_LIMIT, Library
 from ingest.records import StoredPassage
-from kv.model import LoadedModel
-from kv.template import ChatTemplate
+from kv.model.loading import LoadedModel
+from kv.model.template import ChatTemplate
 
 DEFAULT_SYSTEM_PROMPT = (
     "You are a helpful assistant. Answer the question from the passages you are given, in one or two sentences."
 )
 _DEFAULT_MAX_TOKENS = 256
-_RETRY_SECONDS = "5"
+_RETRY_SECONDS = 5
 _BEGIN_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class NewSession:
+    """A session that is wanted. system_prompt, budget_tokens: None takes the default."""
+
+    title: str
+    system_prompt: str | None
+    budget_tokens: int | None
+    method: str
+    score: str
 
 
 class ChatService:
@@ -66,39 +76,42 @@ class ChatService:
         """What the MLX thread has to do, and the K/V in memory."""
         return self._engine.figures
 
-    async def create(self, body: SessionBody) -> SessionRecord:
-        """Create a session. Raises Problem if its budget cannot hold a question and an answer."""
-        budget = self._settings.budget_tokens if body.budget_tokens is None else body.budget_tokens
+    async def create(self, wanted: NewSession) -> SessionRecord:
+        """Create a session. Raises Invalid if its budget cannot hold a question and an answer."""
+        budget = self._settings.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
         if budget > self._model.context_length:
-            raise invalid("budget_tokens", f"{budget} is more than the model's {self._model.context_length} positions")
-        prompt = DEFAULT_SYSTEM_PROMPT if body.system_prompt is None else body.system_prompt
+            raise Invalid("budget_tokens", f"{budget} is more than the model's {self._model.context_length} positions")
+        prompt = DEFAULT_SYSTEM_PROMPT if wanted.system_prompt is None else wanted.system_prompt
         self._refuse_hopeless("system_prompt", prompt, budget)
         template = self._model.template
         token_ids = await asyncio.to_thread(template.wrap, template.system, prompt)
         system = new_block(new_id("blk"), "system", token_ids)
         least = system.record.tokens + template.user.tokens + template.assistant.tokens + 2
         if budget < least:
-            raise invalid(
+            raise Invalid(
                 "budget_tokens",
                 f"{budget} is less than {least}, which the system prompt of {system.record.tokens} tokens, "
                 "a one-token question and a one-token answer take",
             )
         session = SessionRecord(
             id=new_id("ses"),
-            title=body.title,
+            title=wanted.title,
             system_prompt=prompt,
             budget_tokens=budget,
-            method=body.method,
-            score=body.score,
+            method=wanted.method,
+            score=wanted.score,
             model=self._model.name,
             created_at=system.record.created_at,
             updated_at=system.record.created_at,
         )
-        await asyncio.wrap_future(self._database.write(lambda db: audit.insert_session(db, session, system)))
+        await asyncio.wrap_future(self._database.write(lambda db: writing.insert_session(db, session, system)))
         return await asyncio.to_thread(self.store.session, session.id)
 
-    async def fork(self, session_id: str, body: ForkBody) -> SessionRecord:
-        """Create a session that begins as a copy of one. Raises NotFound, or Problem 409 while that one answers."""
+    async def fork(self, session_id: str, title: str | None) -> SessionRecord:
+        """Create a session that begins as a copy of one. title: None keeps the other's.
+
+        Raises NotFound, or Conflict while that one answers.
+        """
         self._claim(session_id)
         try:
             parent = await asyncio.to_thread(self.store.session, session_id)
@@ -106,18 +119,18 @@ class ChatService:
             child = msgspec.structs.replace(
                 parent,
                 id=new_id("ses"),
-                title=parent.title if body.title is None else body.title,
+                title=parent.title if title is None else title,
                 forked_from=parent.id,
                 created_at=created_at,
                 updated_at=created_at,
             )
             try:
-                names = await asyncio.wrap_future(self._database.write(lambda db: audit.fork_session(db, child)))
+                names = await asyncio.wrap_future(self._database.write(lambda db: writing.fork_session(db, child)))
                 await asyncio.wrap_future(self._engine.fork(parent, child, names))
             except BaseException:
                 # Also when the client is gone, who will never learn its id.
                 self._engine.forget(child.id)
-                self._database.write(lambda db: audit.delete_session(db, child.id))
+                self._database.write(lambda db: writing.delete_session(db, child.id))
                 raise
         finally:
             self._release(session_id)
@@ -134,7 +147,7 @@ class ChatService:
         try:
             await asyncio.to_thread(self.store.session, session_id)
             await asyncio.wrap_future(self._engine.forget(session_id))
-            await asyncio.wrap_future(self._database.write(lambda db: audit.delete_session(db, session_id)))
+            await asyncio.wrap_future(self._database.write(lambda db: writing.delete_session(db, session_id)))
         finally:
             self._release(session_id)
 
@@ -170,11 +183,11 @@ class ChatService:
             if handle is not None:
                 handle.cancel()
 
-    async def ask(self, session_id: str, body: AskBody) -> TurnHandle:
+    async def ask(self, session_id: str, question: Question) -> TurnHandle:
         """Start a turn.
 
-        Raises NotFound, or Problem: 409 while the session answers something else, 503 with Retry-After when too many
-        turns are at work, 422 if the session was made for another model.
+        Raises NotFound, Conflict while the session answers something else, Unavailable when too many turns are at work,
+        Invalid if the session was made for another model or the question cannot fit its budget.
         """
         accepted_at = time.monotonic()
         self._claim(session_id)
@@ -182,34 +195,32 @@ class ChatService:
         try:
             session = await asyncio.to_thread(self.store.session, session_id)
             if session.model != self._model.name:
-                raise invalid("session", f"made for model {session.model}; this server runs {self._model.name}")
-            self._refuse_hopeless("content", body.content, session.budget_tokens)
-            question_ids, candidates, deleted, exchanges = await asyncio.to_thread(self._retrieve, session_id, body)
+                raise Invalid("session", f"made for model {session.model}; this server runs {self._model.name}")
+            self._refuse_hopeless("content", question.content, session.budget_tokens)
+            question_ids, candidates, deleted, exchanges = await asyncio.to_thread(self._retrieve, session_id, question)
             retrieved_at = time.monotonic()
             number = await asyncio.wrap_future(
-                self._database.write(lambda db: audit.begin_turn(db, session_id, turn_id, body.content))
+                self._database.write(lambda db: writing.begin_turn(db, session_id, turn_id, question.content))
             )
             request = TurnRequest(
                 session=session,
                 turn_id=turn_id,
                 number=number,
+                asked=question,
                 question_ids=question_ids,
                 candidates=candidates,
                 deleted_documents=deleted,
-                max_tokens=body.max_tokens,
                 default_max_tokens=_DEFAULT_MAX_TOKENS,
-                temperature=body.temperature,
-                stop=tuple(body.stop_strings),
                 accepted_at=accepted_at,
                 retrieval_seconds=retrieved_at - accepted_at,
                 referred=tuple(exchanges),
-                stands_alone=stands_alone(body.content),
+                stands_alone=stands_alone(question.content),
             )
             handle = TurnHandle(request, on_finish=lambda: self._release(session_id))
             self._active[session_id] = handle
         except BaseException:
             self._active.pop(session_id, None)
-            self._database.write(lambda db: audit.abandon_turn(db, turn_id))
+            self._database.write(lambda db: writing.abandon_turn(db, turn_id))
             raise
         self._engine.submit(handle)
         return handle
@@ -217,35 +228,32 @@ class ChatService:
     def _refuse_hopeless(self, field: str, text: str, budget: int) -> None:
         """Megabytes of text would hold the event loop up while they are encoded, to be refused all the same."""
         if (least := self._model.codec.least(text)) > budget:
-            raise invalid(
+            raise Invalid(
                 field, f"{len(text)} characters are more than {least} tokens; the session's budget is {budget} tokens"
             )
 
     def _claim(self, session_id: str) -> None:
         if session_id in self._active:
-            raise Problem(
-                HTTPStatus.CONFLICT, f"session {session_id} is answering another message; wait for it or cancel it"
-            )
+            raise Conflict(f"session {session_id} is answering another message; wait for it or cancel it")
         if self.closing or len(self._active) >= self._settings.max_turns:
             why = "stopping" if self.closing else f"busy with {len(self._active)} turns, its limit"
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"the server is {why}", {"Retry-After": _RETRY_SECONDS})
+            raise Unavailable(f"the server is {why}", retry_after=_RETRY_SECONDS)
         self._active[session_id] = None
 
     def _release(self, session_id: str) -> None:
         self._active.pop(session_id, None)
 
     def _retrieve(
-        self, session_id: str, body: AskBody
+        self, session_id: str, question: Question
     ) -> tuple[list[int], list[Candidate], frozenset[str], list[Exchange]]:
         template = self._model.template
-        question_ids = template.wrap(template.user, body.content)
-        where = body.filter.to_filter() if body.filter else None
-        found = self._library.search(body.content, body.top_k, where) if body.top_k else []
+        question_ids = template.wrap(template.user, question.content)
+        found = self._library.search(question.content, question.top_k, question.filter) if question.top_k else []
         candidates = [
             Candidate(passage, template.wrap(template.passage, passage_message(passage))) for passage in found
         ]
         deleted = frozenset(filter(self._is_gone, self.store.resident_documents(session_id)))
-        return question_ids, candidates, deleted, referred(self._database, session_id, body.content)
+        return question_ids, candidates, deleted, referred(self._database, session_id, question.content)
 
     def _is_gone(self, document_id: str) -> bool:
         try:

@@ -19,24 +19,24 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import structlog
 
-from app import audit
-from app.ahead import Ahead
-from app.bank import SYSTEM, Bank
-from app.events import Failed
-from app.handle import TurnHandle
-from app.live import LiveSessions
-from app.plan import DoesNotFit
+from app.audit import writing
+from app.audit.reading import Store
+from app.audit.records import Move, SessionRecord
+from app.memory.ahead import Ahead
+from app.memory.bank import SYSTEM, Bank
+from app.memory.live import LiveSessions
+from app.memory.snapshots import Snapshots
+from app.memory.tiers import Moved, TieredStore
 from app.problems import as_problem
-from app.records import Move, SessionRecord
 from app.settings import Settings
-from app.snapshots import Snapshots
-from app.store import Store
-from app.tiers import Moved, TieredStore
-from app.turn import Steps, Turn
+from app.turns.events import Failed
+from app.turns.handle import TurnHandle
+from app.turns.plan import DoesNotFit
+from app.turns.turn import Steps, Turn
 from ingest.database import Database
 from ingest.jobs import new_id, now
-from kv.model import LoadedModel
-from kv.together import step_together
+from kv.model.loading import LoadedModel
+from kv.session.together import step_together
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -212,7 +212,7 @@ class Engine:
         )
         self._bank = Bank(model, store, prefill_step=settings.prefill_step, recompute=settings.bank_recompute)
         kept = store.keys
-        self._database.write(lambda db: audit.drop_offloaded(db, kept))
+        self._database.write(lambda db: writing.drop_offloaded(db, kept))
         self._kv_bytes_per_token = model.kv_bytes_per_token
         if (most := self._most_bytes(settings.budget_tokens)) > settings.session_memory_bytes:
             log.warning(
@@ -229,7 +229,7 @@ class Engine:
             if ahead and not self._running and not stopping:
                 ahead.step()
             for handle, running in self._running.items():
-                running.turn.changes.cancelled = handle.cancelled or stopping
+                running.turn.residency.cancelled = handle.cancelled or stopping
             self._round()
             self._note_figures()
         store.close()
@@ -252,7 +252,7 @@ class Engine:
             blocks_dropped=0,
             created_at=now(),
         )
-        self._database.write(lambda db: audit.insert_move(db, move))
+        self._database.write(lambda db: writing.insert_move(db, move))
 
     def _take_in(self, block: bool) -> bool:
         """Start what waits in the inbox. Returns True when it says to stop."""
@@ -338,7 +338,7 @@ class Engine:
             self._step(handle, running)
 
     def _decode(self, answering: list[tuple[TurnHandle, _Running]]) -> None:
-        fed = [(handle, running) for handle, running in answering if not running.turn.changes.cancelled]
+        fed = [(handle, running) for handle, running in answering if not running.turn.residency.cancelled]
         logits: list[mx.array] = []
         if fed:
             try:
@@ -354,7 +354,7 @@ class Engine:
         for (handle, running), row in zip(fed, logits, strict=True):
             self._step(handle, running, row)
         for handle, running in answering:
-            if running.turn.changes.cancelled and handle in self._running:
+            if running.turn.residency.cancelled and handle in self._running:
                 self._step(handle, running)
 
     def _step(self, handle: TurnHandle, running: _Running, logits: mx.array | None = None) -> None:
@@ -364,7 +364,7 @@ class Engine:
             self._end(handle)
         except DoesNotFit as refusal:
             turn_id = handle.request.turn_id
-            handle.put(refusal, self._database.write(lambda db: audit.abandon_turn(db, turn_id)))
+            handle.put(refusal, self._database.write(lambda db: writing.abandon_turn(db, turn_id)))
             self._end(handle)
         except Exception as error:
             self._fail(handle, error)
@@ -372,7 +372,7 @@ class Engine:
     def _evict_document(self, document_id: str, sessions: Sequence[str] | None = None) -> None:
         """Evict a deleted document's blocks from these sessions, or from all in which no turn is at work."""
         busy = [handle.request.session.id for handle in self._running]
-        write = partial(audit.evict_document, document_id=document_id, sessions=sessions, busy=busy)
+        write = partial(writing.evict_document, document_id=document_id, sessions=sessions, busy=busy)
         # Waited for: what is read of a session from now on is as it is after this.
         for session_id in self._database.write(write).result():
             self._live().evict_document(session_id, document_id)
@@ -383,7 +383,7 @@ class Engine:
         # Whatever state the cache is in, SQLite has the last committed one: the next turn rebuilds from it.
         self._live().drop(request.session.id)
         problem = as_problem(error).body()
-        written = self._database.write(lambda db: audit.fail_turn(db, request.turn_id, problem))
+        written = self._database.write(lambda db: writing.fail_turn(db, request.turn_id, problem))
         handle.put(Failed(problem=problem), written)
         self._end(handle)
 

@@ -13,7 +13,7 @@ from ingest.library import Library
 from ingest.library import migrations as ingest_migrations
 
 if TYPE_CHECKING:
-    from kv.model import LoadedModel
+    from kv.model.loading import LoadedModel
 
 
 def counter_of(model: LoadedModel) -> TokenizerCounter:
@@ -37,7 +37,7 @@ def open_library(
 ) -> Library:
     """The library, which goes on with unfinished jobs at once, unless it is only looked at.
 
-    Raises ingest.embedders.EmbedderError.
+    Raises ingest.embedder.EmbedderError.
     """
     return Library(
         database,

@@ -6,22 +6,21 @@ import asyncio
 import time
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 
 import structlog
 
-from app import audit, schema
+from app.audit import schema, writing
+from app.audit.reading import Store
 from app.chat import ChatService, default_system, passages_as_read
 from app.engine import Engine
+from app.errors import Unavailable
 from app.folder import FolderLock
 from app.library import counter_of, open_documents, open_library
-from app.problems import Problem
 from app.settings import Settings
-from app.store import Store
 from ingest.database import Database
 from ingest.embedders import check_embedder
 from ingest.library import Library
-from kv.model import LoadedModel, load_model
+from kv.model.loading import LoadedModel, load_model
 
 log = structlog.get_logger()
 
@@ -57,13 +56,11 @@ class Boot:
 
     @property
     def services(self) -> Services:
-        """The services. Raises Problem 503 while they come up, or if they could not."""
+        """The services. Raises Unavailable while they come up, or if they could not."""
         if self._services is None:
             if self._error is not None:
-                raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"the model could not be loaded: {self._error}")
-            raise Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.settings.model} is loading", {"Retry-After": "2"}
-            )
+                raise Unavailable(f"the model could not be loaded: {self._error}")
+            raise Unavailable(f"model {self.settings.model} is loading", retry_after=2)
         return self._services
 
     def announce(self, url: str) -> None:
@@ -112,7 +109,7 @@ class Boot:
             log.info("model loaded", model=settings.model, seconds=round(time.monotonic() - started, 1))
 
     async def _build(self, settings: Settings) -> Services:
-        if lost := await asyncio.wrap_future(self._audit.write(audit.recover)):
+        if lost := await asyncio.wrap_future(self._audit.write(writing.recover)):
             log.warning("turns were cut off by the last stop and rolled back", turns=lost)
         engine = self._engine = Engine(lambda: load_model(settings.model), self._audit, settings)
         model = await asyncio.wrap_future(engine.loaded)

@@ -30,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     to the first question that needs them. embedder: "wordllama", "minilm", a sentence-transformers folder, or "none"
     for full-text search alone. passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one
     request's body. ingest_seconds: most seconds that one document may take to be read and cut. max_turns: turns at
-    work or waiting at once; more are answered 503. blas: see `kv.blas`. log_level: debug, info, warning or error.
+    work or waiting at once; more are answered 503. blas: see `kv.cpu.blas`. log_level: debug, info, warning or error.
     log_format: auto (text on a terminal, else JSON), text or json.
     """
 

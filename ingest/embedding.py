@@ -12,7 +12,7 @@ import numpy as np
 import sqlite_utils
 
 from ingest.database import Database
-from ingest.embedders import Embedder, Floats, embed_passages
+from ingest.embedder import Embedder, Floats, embed_passages
 from ingest.vectors import Ints, VectorIndex, VectorRow
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from ingest import retrieval
 from ingest.database import Database, Page, decode_cursor, encode_cursor
 from ingest.documents import Upload, as_utf8, encode_text
-from ingest.embedders import Embedder
+from ingest.embedder import Embedder
 from ingest.embedding import Change, Vectors, VectorsState
 from ingest.errors import InvalidInput, NotFound
 from ingest.jobs import cancel, delete_document, read_changes, read_jobs

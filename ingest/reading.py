@@ -24,7 +24,8 @@ import ingest
 from ingest.blocks import Block
 from ingest.counting import CounterRecipe
 from ingest.documents import read_upload
-from ingest.embedders import NONE, embed_passages, load_embedder
+from ingest.embedder import NONE, embed_passages
+from ingest.embedders import load_embedder
 from ingest.errors import InvalidInput, Unreadable
 from ingest.pace import HURRY, REST, SHARE, Pace
 from ingest.passages import Passage, cut

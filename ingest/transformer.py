@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ingest.embedders import MINILM, NONE, WORDLLAMA, EmbedderError, Floats, encodable, package_folder, unit
+from ingest.embedder import MINILM, NONE, WORDLLAMA, EmbedderError, Floats, encodable, package_folder, unit
 
 _MODELS = ("onnx/model.onnx", "model.onnx")
 _MAX_TOKENS = 256

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.embedders import Floats
+from ingest.embedder import Floats
 
 Ints = NDArray[np.int64]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from mlx_lm.models.cache import KVCache
 
-from kv import observed
-from kv.cache import EvictingCache
+from kv.attention import observed
+from kv.attention.probe import Asked, probe
+from kv.caches.cache import EvictingCache
+from kv.caches.units import Evicted
 from kv.config import KVCacheConfig
-from kv.probe import Asked, probe
-from kv.units import Evicted
 
 
 class KVCacheBuilder:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from kv.caches.units import Evicted
 from kv.methods import METHODS
-from kv.options import check_int
-from kv.units import Evicted
+from kv.methods.options import check_int
 
 
 class KVCacheConfig:

@@ -8,12 +8,12 @@ from kv.methods.full import FullOptions
 from kv.methods.h2o import H2OOptions
 from kv.methods.kivi import KIVIOptions
 from kv.methods.l2norm import L2NormOptions
+from kv.methods.options import Options
 from kv.methods.pyramidkv import PyramidKVOptions
 from kv.methods.snapkv import SnapKVOptions
 from kv.methods.squeezeattention import SqueezeAttentionOptions
 from kv.methods.streaming_llm import StreamingLLMOptions
 from kv.methods.tova import TOVAOptions
-from kv.options import Options
 
 METHODS: dict[str, type[Options]] = {
     "full": FullOptions,

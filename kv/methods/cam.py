@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kv.options import MassOptions, check_bool
-from kv.policy import Axes, Policy
+from kv.caches.policy import Axes, Policy
+from kv.methods.options import MassOptions, check_bool
 
 
 @dataclass(frozen=True, kw_only=True)

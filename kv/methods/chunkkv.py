@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kv.options import LiteralOptions, check_int, check_one_of
-from kv.policy import Axes, Policy, Pool
+from kv.caches.policy import Axes, Policy, Pool
+from kv.methods.options import LiteralOptions, check_int, check_one_of
 
 
 @dataclass(frozen=True, kw_only=True)

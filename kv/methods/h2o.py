@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kv.options import LiteralOptions
-from kv.policy import Axes, Policy
+from kv.caches.policy import Axes, Policy
+from kv.methods.options import LiteralOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx_lm.models.cache
 
-from kv.masks import full_attention_mask
-from kv.options import Options, check_int
-from kv.policy import Axes
-from kv.units import Evicted
+from kv.caches.masks import full_attention_mask
+from kv.caches.policy import Axes
+from kv.caches.units import Evicted
+from kv.methods.options import Options, check_int
 
 _BITS = (2, 3, 4, 8)
 _GROUPS = (32, 64, 128)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kv.options import BudgetOptions
-from kv.policy import Axes, Policy
-from kv.scoring import KeyNorm
+from kv.caches.policy import Axes, Policy
+from kv.caches.scoring import KeyNorm
+from kv.methods.options import BudgetOptions
 
 
 @dataclass(frozen=True, kw_only=True)

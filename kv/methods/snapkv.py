@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kv.options import BudgetOptions, check_int
-from kv.policy import Axes, Policy
-from kv.scoring import WindowAttention
+from kv.caches.policy import Axes, Policy
+from kv.caches.scoring import WindowAttention
+from kv.methods.options import BudgetOptions, check_int
 
 
 @dataclass(frozen=True, kw_only=True)

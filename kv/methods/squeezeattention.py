@@ -16,11 +16,11 @@ from typing import ClassVar
 import mlx.core as mx
 import numpy as np
 
-from kv.cache import EvictingCache
-from kv.group import CacheGroup
-from kv.options import MassOptions, check_share, check_stride
-from kv.policy import Axes, Policy
-from kv.units import Evicted
+from kv.caches.cache import EvictingCache
+from kv.caches.group import CacheGroup
+from kv.caches.policy import Axes, Policy
+from kv.caches.units import Evicted
+from kv.methods.options import MassOptions, check_share, check_stride
 
 _BEST_SHARE = 0.1
 

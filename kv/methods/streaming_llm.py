@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kv.options import BudgetOptions
-from kv.policy import Axes, Policy
-from kv.scoring import Age
+from kv.caches.policy import Axes, Policy
+from kv.caches.scoring import Age
+from kv.methods.options import BudgetOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-COMMAND = [sys.executable, "-c", "from app.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from app.cli.commands import main; main()"]
 TOWNS = ["Bodo", "Narva", "Lecce", "Tarifa", "Galway", "Piran"]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.requests import AskBody, DocumentBody, FilterBody, SearchBody, SessionBody
 from app.settings import Settings, is_loopback, read_settings
+from app.web.bodies import AskBody, DocumentBody, FilterBody, SearchBody, SessionBody
 from ingest.records import Filter
 
 

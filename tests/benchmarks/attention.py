@@ -1,4 +1,4 @@
-"""Attention on the CPU: MLX's own against `kv.cpu_attention`, in SmolLM2's shape, taken in turns.
+"""Attention on the CPU: MLX's own against `kv.cpu.attention`, in SmolLM2's shape, taken in turns.
 
     .uv/bin/uv run python -m tests.benchmarks.attention [--rounds 15] [--out RESULT.json]
 
@@ -43,8 +43,8 @@ def measure(count: int, held: int, what: str, rounds: int) -> dict[str, Any]:
     import mlx.core as mx
     from mlx_lm.models.base import scaled_dot_product_attention
 
-    from kv import cpu_attention
-    from kv.scoring import add_attention_mass
+    from kv.caches.scoring import add_attention_mass
+    from kv.cpu import attention as cpu_attention
 
     queries = mx.random.normal((1, QUERY_HEADS, count, WIDTH))
     # As a cache hands them out: the first rows of a longer buffer.

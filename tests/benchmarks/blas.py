@@ -29,8 +29,8 @@ def measure(setting: str) -> dict[str, object]:
     chosen = blas.load("auto", system_roots=()) if setting == "wheel" else blas.load(setting)
     import mlx.core as mx
 
-    from kv.model import load_model
-    from kv.session import NewBlock, Session
+    from kv.model.loading import load_model
+    from kv.session.session import NewBlock, Session
 
     model = load_model()
     prompt, steps = (_PROMPT, _STEPS) if chosen.tuned else (_PROMPT_SLOW, _STEPS_SLOW)

@@ -48,8 +48,8 @@ def main(data: Path, rounds: int, out: Path | None) -> None:
 def blocks(articles: list[dict[str, Any]], rounds: int) -> list[dict[str, float]]:
     """Seconds to have one block in a session: read, from memory, from disk."""
     from kv import Session, load_model
-    from kv.blockkv import BlockKV
-    from kv.session import NewBlock
+    from kv.caches.blockkv import BlockKV
+    from kv.session.session import NewBlock
 
     model = load_model()
     tokens = model.codec.encode(" ".join(p["text"] for article in articles for p in article["paragraphs"]))

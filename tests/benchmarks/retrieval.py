@@ -28,7 +28,8 @@ import click
 from app.library import counter_of
 from ingest.database import Database
 from ingest.documents import read_text
-from ingest.embedders import Embedder, load_embedder
+from ingest.embedder import Embedder
+from ingest.embedders import load_embedder
 from ingest.embedding import Vectors
 from ingest.library import Filter, Library, migrations
 from ingest.retrieval import fuse, rank

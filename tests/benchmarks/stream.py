@@ -41,7 +41,7 @@ def main(file: Path, length: int, budget: int, out: Path | None) -> None:
     from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache
 
     from kv import Session, load_model
-    from kv.session import NewBlock
+    from kv.session.session import NewBlock
 
     model = load_model()
     texts = [document["text"] for document in json.loads(file.read_text())["docs"].values()]

@@ -3,8 +3,8 @@
     .uv/bin/uv run python -m tests.benchmarks.together [--rounds 5] [--steps 16] [--score attn_mass] [--out RESULT.json]
 
 SmolLM2; every session holds as many rows. All cases take their turn in each round, and the best round of each counts.
-One session is `Session.step`, more are `kv.together.step_together`. The floor is a pass of single tokens, no caches:
-what a step costs before it attends to anything.
+One session is `Session.step`, more are `kv.session.together.step_together`. The floor is a pass of single tokens, no
+caches: what a step costs before it attends to anything.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def main(rounds: int, steps: int, score: str, out: Path | None) -> None:
     import mlx.core as mx
 
     from kv import Session, load_model
-    from kv.session import NewBlock
-    from kv.together import step_together
+    from kv.session.session import NewBlock
+    from kv.session.together import step_together
 
     loaded = load_model()
     text = loaded.codec.encode(

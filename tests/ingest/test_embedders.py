@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingest.embedders import EmbedderError, check_embedder, load_embedder, package_folder
+from ingest.embedder import EmbedderError, package_folder
+from ingest.embedders import check_embedder, load_embedder
 from ingest.transformer import minilm_files
 
 TEXTS = ["The ferry to Bodo leaves at 6:15.", "def f(x):\n    return x", "日本 🦜", "a", "word " * 900]

@@ -15,7 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ingest.database import Database
-from ingest.embedders import Embedder, load_embedder
+from ingest.embedder import Embedder
+from ingest.embedders import load_embedder
 from ingest.errors import InvalidInput
 from ingest.library import Filter, Library, migrations
 from ingest.queries import fts_query

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from kv import LoadedModel, Session
-from kv.session import NewBlock
-from kv.together import step_together
+from kv.session.session import NewBlock
+from kv.session.together import step_together
 
 WORDS = 100
 # As many as there are sinks, so that every other block can be evicted.

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_promp
 
 from kv import KVCacheBuilder, KVCacheConfig
 from kv.methods import METHODS
-from kv.model import load_model
+from kv.model.loading import load_model
 from tests.kv.feeding import tiny_llama
 
 LAYERS, WIDTH, WORDS = 3, 32, 200

@@ -19,7 +19,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 
-from kv.model import load_model
+from kv.model.loading import load_model
 
 pytestmark = [pytest.mark.service, pytest.mark.model]
 

@@ -1,0 +1,110 @@
+"""The passage bank: each passage's K/V is computed once behind a system prompt, and put into every session that asks.
+
+Beside passages it keeps what else need not be read again: system prompts, and the exchanges that sessions have evicted.
+
+A passage then costs a session no forward pass, and reads the same whatever else the session holds: it sees the system
+prompt and itself. On the MLX thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Generator, Sequence
+
+from app.memory.tiers import Tier, TieredStore
+from kv.caches.blockkv import BlockKV
+from kv.model.loading import LoadedModel
+from kv.session.session import NewBlock, Session
+
+# What stands in place of a document for the K/V of system prompts.
+SYSTEM = "system"
+
+
+class Bank:
+    """K/V of passages by what it depends on: model, system prompt and the passage's tokens.
+
+    prefill_step: most tokens of a forward pass. recompute: first tokens of a passage that each session reads anew.
+    deleted: documents of which nothing is kept any more.
+    """
+
+    def __init__(self, model: LoadedModel, store: TieredStore, *, prefill_step: int, recompute: int) -> None:
+        self.recompute = recompute
+        self.store = store
+        self._model = model
+        self._prefill_step = prefill_step
+        self.deleted: set[str] = set()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is room for anything."""
+        return self.store.enabled
+
+    def key(self, system: Sequence[int], passage: Sequence[int]) -> str:
+        """Under what a passage's K/V is kept. system, passage: their tokens, as whole messages."""
+        return self._digest(system, passage).hex()
+
+    def system_key(self, system: Sequence[int]) -> str:
+        """Under what a system prompt's own K/V is kept."""
+        return self._digest(system).hex()
+
+    def keep_system(self, system: Sequence[int], kv: BlockKV) -> None:
+        """Keep a system prompt's K/V, which begins every session that has it."""
+        self.store.put(self.system_key(system), kv, SYSTEM)
+
+    def keep_block(self, block_id: str, session_id: str, kv: BlockKV) -> str:
+        """Keep the K/V of a session's own block, as it was in that session. Returns its key."""
+        key = hashlib.blake2b(block_id.encode(), digest_size=16).hexdigest()
+        self.store.put(key, kv, session_id)
+        return key
+
+    def where(self, key: str) -> Tier | None:
+        """Which tier has it; None if it must be computed."""
+        return self.store.where(key)
+
+    def fetch(self, key: str) -> BlockKV | None:
+        """The K/V, if it is there and whole."""
+        return self.store.get(key)
+
+    def compute(
+        self, key: str, system: Sequence[int], passage: Sequence[int], document_id: str, *, ahead: bool = False
+    ) -> Generator[int, None, BlockKV]:
+        """Compute a passage's K/V and keep it; yields the passage's tokens done after each forward pass.
+
+        ahead: nobody has asked for it yet, so it is the first to go.
+        """
+        session = Session(
+            self._model, budget=len(system) + len(passage), prefill_step=self._prefill_step, score="key_norm"
+        )
+        before = NewBlock(SYSTEM, system, pinned=True)
+        try:
+            if (known := self.fetch(self.system_key(system))) is not None:
+                session.insert([(before, known)])
+            else:
+                for _ in session.prefill([before]):
+                    yield 0
+                self.keep_system(system, session.lift(SYSTEM))
+            yield from session.prefill([NewBlock("passage", passage)])
+            kv = session.lift("passage")
+        finally:
+            # Also when the caller stops early.
+            session.close()
+        if document_id not in self.deleted:
+            self.store.put(key, kv, document_id, first_to_go=ahead)
+        return kv
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether K/V of so many tokens can be kept without anything having to go."""
+        return tokens * self._model.kv_bytes_per_token <= self.store.room_bytes
+
+    def remove_document(self, document_id: str) -> None:
+        """Forget a document's passages, now and if a turn that still has them is at work."""
+        self.deleted.add(document_id)
+        self.store.remove(document_id)
+
+    def _digest(self, *parts: Sequence[int]) -> bytes:
+        digest = hashlib.blake2b(self._model.fingerprint, digest_size=16)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(array("Q", part).tobytes())
+        return digest.digest()

@@ -1,0 +1,154 @@
+"""Request bodies. Each checks its own limits; a message names the field, the value and the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from app.chat import NewSession
+from app.turns.request import Question
+from ingest.records import Filter
+
+_MAX_TOP_K = 20
+_MAX_STOPS = 4
+_MAX_STOP_CHARS = 64
+_MAX_TITLE_CHARS = 200
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class DocumentBody(_Body):
+    """A document as JSON. media_type: guessed from the name when absent. metadata: a flat JSON object."""
+
+    name: str
+    text: str
+    media_type: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class FilterBody(_Body):
+    """Which passages are searched; every condition given must hold. metadata: equal values.
+
+    path: of the document's name. With * (any characters, / too) or ? (any one) all of the name, as in docs/*.md;
+    without, a file or a folder with all that is in it, as in docs.
+    """
+
+    document_id: str | list[str] | None = None
+    name: str | None = None
+    path: str | None = None
+    kind: str | None = None
+    metadata: dict[str, Any] = {}
+
+    def to_filter(self) -> Filter:
+        """The library's own filter."""
+        return Filter(
+            document_id=self.document_id, name=self.name, path=self.path, kind=self.kind, metadata=self.metadata
+        )
+
+
+class SearchBody(_Body):
+    """A search. top_k: most passages returned, 1 to 50."""
+
+    query: str
+    top_k: int = 5
+    filter: FilterBody | None = None
+
+
+class SessionBody(_Body):
+    """A new session; every field has a default.
+
+    budget_tokens: most tokens its KV cache keeps per layer. method: "chunkkv". score: "attn_mass" or "key_norm".
+    """
+
+    title: str = ""
+    system_prompt: str | None = None
+    budget_tokens: int | None = None
+    method: str = "chunkkv"
+    score: str = "attn_mass"
+
+    def __post_init__(self) -> None:
+        _check_title(self.title)
+        _one_of("method", self.method, ("chunkkv",))
+        _one_of("score", self.score, ("attn_mass", "key_norm"))
+        if self.budget_tokens is not None:
+            _between("budget_tokens", self.budget_tokens, 1, 1_000_000)
+
+    def to_session(self) -> NewSession:
+        """What is asked of the chat service."""
+        return NewSession(self.title, self.system_prompt, self.budget_tokens, self.method, self.score)
+
+
+class ForkBody(_Body):
+    """A session that begins as a copy of another. title: the other's, if absent."""
+
+    title: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.title is not None:
+            _check_title(self.title)
+
+
+class AskBody(_Body):
+    """A message to a session.
+
+    top_k: passages to retrieve, 0 to 20. max_tokens: of the answer; absent, 256 or what fits beside the passages.
+    temperature: 0 (greedy) to 2. stop: a string or up to 4; the answer ends before one. stream: SSE, else JSON.
+    """
+
+    content: str
+    top_k: int = 4
+    filter: FilterBody | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    stop: str | list[str] | None = None
+    stream: bool = True
+
+    def __post_init__(self) -> None:
+        if not any(character.isprintable() and not character.isspace() for character in self.content):
+            raise ValueError(f"content: {self.content[:20]!r} has no text; it needs at least one visible character")
+        _between("top_k", self.top_k, 0, _MAX_TOP_K)
+        if self.max_tokens is not None:
+            _between("max_tokens", self.max_tokens, 1, 1_000_000)
+        if not 0 <= self.temperature <= 2:
+            raise ValueError(f"temperature: {self.temperature} is not between 0 and 2")
+        if len(self.stop_strings) > _MAX_STOPS:
+            raise ValueError(f"stop: {len(self.stop_strings)} strings, the limit is {_MAX_STOPS}")
+        for stop in self.stop_strings:
+            if not 1 <= len(stop) <= _MAX_STOP_CHARS:
+                raise ValueError(f"stop: a string of {len(stop)} characters is not between 1 and {_MAX_STOP_CHARS}")
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def to_question(self) -> Question:
+        """What is asked of the chat service."""
+        return Question(
+            content=self.content,
+            top_k=self.top_k,
+            filter=self.filter.to_filter() if self.filter else None,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            stop=tuple(self.stop_strings),
+        )
+
+
+def _check_title(title: str) -> None:
+    if len(title) > _MAX_TITLE_CHARS:
+        raise ValueError(f"title: {len(title)} characters, the limit is {_MAX_TITLE_CHARS}")
+
+
+def _between(field: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{field}: {value} is not between {least} and {most}")
+
+
+def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{field}: {value[:40]!r} is not one of {', '.join(allowed)}")

@@ -1,0 +1,1 @@
+"""One controller for each kind of thing that has an address."""

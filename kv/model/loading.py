@@ -1,0 +1,110 @@
+"""A model ready to serve: weights, text codec, chat template, and what the session must know of them."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.utils import dequantize_model
+
+from kv.attention import observed
+from kv.config import KVCacheConfig
+from kv.model import smollm2
+from kv.model.streams import can_share_a_pass
+from kv.model.template import ChatTemplate
+from kv.model.text import TextCodec
+
+
+@dataclass(frozen=True, repr=False)
+class LoadedModel:
+    """A model and what belongs to it.
+
+    name: as given in settings. model, tokenizer: mlx-lm's. context_length: positions it was trained on.
+    stop_ids: tokens that end an answer.
+    ropes: each layer's rotation, in layer order.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    codec: TextCodec
+    template: ChatTemplate
+    stop_ids: frozenset[int]
+    context_length: int
+    ropes: list[nn.Module]
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """What K/V depends on beside the tokens: architecture, dtypes, shapes, and a sample of every weight."""
+        digest = hashlib.blake2b(repr(getattr(self.model, "args", None)).encode(), digest_size=16)
+        weights: list[tuple[str, mx.array]] = tree_flatten(self.model.parameters())  # type: ignore[assignment]
+        for name, weight in weights:
+            digest.update(f"{name} {weight.dtype} {weight.shape}".encode())
+            digest.update(np.array(mx.contiguous(weight.reshape(-1)[:16]).view(mx.uint8)).tobytes())
+        return digest.digest()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        sizes: list[int] = []
+        tree_map(lambda array: sizes.append(array.nbytes), self.model.parameters())
+        return sum(sizes)
+
+    @cached_property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token's keys and values take in all layers, by a pass that is laid out and never computed."""
+        caches = KVCacheConfig(method="full").build(len(self.model.layers))
+        self.model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+        return sum(buffer.nbytes // buffer.shape[2] for cache in caches for buffer in cache.buffers)
+
+    @cached_property
+    def decodes_together(self) -> bool:
+        """Whether several sessions can share a forward pass; see `kv.session.together`."""
+        return can_share_a_pass(self.model)
+
+
+def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> LoadedModel:
+    """Load a model on the calling thread, which must be the one that runs it.
+
+    name: the embedded model's name, an mlx-lm model folder, or a hub name.
+    on_gpu: keep weights as they are (Metal, CUDA) or make them float32 (CPU, where quantised and half-precision
+        matrix products are many times slower). None asks MLX for its default device.
+
+    Raises ValueError if the model's layers, tokenizer or template cannot be served, FileNotFoundError if it is missing.
+    """
+    if on_gpu is None:
+        on_gpu = mx.default_device() == mx.Device(mx.gpu)
+    if name == smollm2.NAME:
+        model, tokenizer = smollm2.load(quantized=on_gpu)
+    else:
+        model, tokenizer = mlx_lm.load(name)[:2]
+        if not on_gpu:
+            model = dequantize_model(model)
+            model.set_dtype(mx.float32)
+            mx.eval(model.parameters())
+    ropes = [getattr(getattr(layer, "self_attn", None), "rope", None) for layer in model.layers]
+    if any(rope is None for rope in ropes):
+        raise ValueError(f"model {name!r}: a layer has no rotary attention of its own; it cannot be served")
+    if not on_gpu:
+        with suppress(ValueError):
+            observed.install(model)
+    codec = TextCodec(tokenizer)
+    return LoadedModel(
+        name=name,
+        model=model,
+        tokenizer=tokenizer,
+        codec=codec,
+        template=ChatTemplate(tokenizer, codec),
+        # An answer never holds a control token, so each of them ends it.
+        stop_ids=frozenset(tokenizer.eos_token_ids) | codec.special_ids,
+        context_length=int(getattr(model.args, "max_position_embeddings", None) or 8192),
+        ropes=ropes,
+    )

@@ -1,0 +1,1 @@
+"""One persistent stream of declared blocks, and several that decode together."""
