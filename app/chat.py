@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from app.audit import writing
 from app.audit.reading import Store
-from app.audit.records import SessionRecord
+from app.audit.records import BlockStory, SessionRecord
 from app.engine import Engine, Figures
 from app.errors import Conflict, Invalid, Unavailable
 from app.memory.live import new_block
 from app.settings import Settings
+from app.turns.events import Event
 from app.turns.exchanges import Exchange, referred, stands_alone
+from app.turns.feed import Place, TurnFeed, as_stream, replay
 from app.turns.handle import TurnHandle
 from app.turns.request import Candidate, Question, TurnRequest
 from ingest.database import Database
@@ -33,6 +35,8 @@ DEFAULT_SYSTEM_PROMPT = (
 _DEFAULT_MAX_TOKENS = 256
 _RETRY_SECONDS = 5
 _BEGIN_SECONDS = 0.01
+# Streams of turns that are over, to be heard again as they were.
+_FEEDS_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class ChatService:
         self._database = database
         self._library = library
         self._active: dict[str, TurnHandle | None] = {}
+        # The last turn of each session, the latest last; those that are over are let go at some time.
+        self._feeds: dict[str, TurnFeed] = {}
         self.store = Store(database)
         self.closing = False
 
@@ -107,14 +113,32 @@ class ChatService:
         await asyncio.wrap_future(self._database.write(lambda db: writing.insert_session(db, session, system)))
         return await asyncio.to_thread(self.store.session, session.id)
 
-    async def fork(self, session_id: str, title: str | None) -> SessionRecord:
+    def story(self, session_id: str, block_id: str) -> BlockStory:
+        """A block, its text, and all that happened to it. Raises NotFound. Not for the event loop."""
+        block = self.store.block(session_id, block_id)
+        template = self._model.template
+        wrappers = {"system": template.system, "question": template.user, "answer": template.assistant}
+        text = template.unwrap(wrappers.get(block.record.kind, template.passage), block.token_ids)
+        return BlockStory(block=block.record, text=text, history=self.store.episodes(block.record))
+
+    async def rename(self, session_id: str, title: str) -> SessionRecord:
+        """Give a session another title. Raises NotFound."""
+        await asyncio.to_thread(self.store.session, session_id)
+        await asyncio.wrap_future(self._database.write(lambda db: writing.rename_session(db, session_id, title)))
+        return await asyncio.to_thread(self.store.session, session_id)
+
+    async def fork(self, session_id: str, title: str | None = None, before_turn: str | None = None) -> SessionRecord:
         """Create a session that begins as a copy of one. title: None keeps the other's.
 
+        before_turn: id of the first turn that is not taken over, nor what came with it or later; None takes all.
         Raises NotFound, or Conflict while that one answers.
         """
         self._claim(session_id)
         try:
             parent = await asyncio.to_thread(self.store.session, session_id)
+            before = None
+            if before_turn is not None:
+                before = (await asyncio.to_thread(self.store.turn, session_id, before_turn)).number
             created_at = now()
             child = msgspec.structs.replace(
                 parent,
@@ -125,7 +149,9 @@ class ChatService:
                 updated_at=created_at,
             )
             try:
-                names = await asyncio.wrap_future(self._database.write(lambda db: writing.fork_session(db, child)))
+                names = await asyncio.wrap_future(
+                    self._database.write(lambda db: writing.fork_session(db, child, before))
+                )
                 await asyncio.wrap_future(self._engine.fork(parent, child, names))
             except BaseException:
                 # Also when the client is gone, who will never learn its id.
@@ -148,6 +174,7 @@ class ChatService:
             await asyncio.to_thread(self.store.session, session_id)
             await asyncio.wrap_future(self._engine.forget(session_id))
             await asyncio.wrap_future(self._database.write(lambda db: writing.delete_session(db, session_id)))
+            self._feeds.pop(session_id, None)
         finally:
             self._release(session_id)
 
@@ -183,8 +210,8 @@ class ChatService:
             if handle is not None:
                 handle.cancel()
 
-    async def ask(self, session_id: str, question: Question) -> TurnHandle:
-        """Start a turn.
+    async def ask(self, session_id: str, question: Question) -> TurnFeed:
+        """Start a turn, which runs to its end whether or not anybody follows it.
 
         Raises NotFound, Conflict while the session answers something else, Unavailable when too many turns are at work,
         Invalid if the session was made for another model or the question cannot fit its budget.
@@ -223,7 +250,33 @@ class ChatService:
             self._database.write(lambda db: writing.abandon_turn(db, turn_id))
             raise
         self._engine.submit(handle)
-        return handle
+        feed = TurnFeed(handle)
+        self._feeds.pop(session_id, None)
+        self._feeds[session_id] = feed
+        for other in [id for id, kept in self._feeds.items() if kept.over][:-_FEEDS_KEPT]:
+            del self._feeds[other]
+        return feed
+
+    async def events(self, session_id: str, place: Place | None) -> AsyncIterator[tuple[Place, Event]] | None:
+        """The events of a turn, each with the place behind it: as they were sent, or by what SQLite has of the turn.
+
+        place: where to go on; None: from the start of the turn that runs, or of the last one. None if nothing is left
+        to be said. Raises NotFound.
+        """
+        feed = self._feeds.get(session_id)
+        if feed is not None and (place is None or place.turn_id == feed.turn_id):
+            after = 0 if place is None else place.number
+            return None if feed.over and after >= feed.sent else feed.follow(after)
+        if place is None:
+            turn = await asyncio.to_thread(self.store.last_turn, session_id)
+        else:
+            turn = await asyncio.to_thread(self.store.turn, session_id, place.turn_id)
+        if turn is None or turn.status == "running":
+            return None
+        place = place or Place(turn.id)
+        if place.finished:
+            return None
+        return as_stream(replay(turn, await asyncio.to_thread(self.store.changes_of, turn.id), place))
 
     def _refuse_hopeless(self, field: str, text: str, budget: int) -> None:
         """Megabytes of text would hold the event loop up while they are encoded, to be refused all the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -15,11 +16,13 @@ from app.audit.records import (
     STATES,
     BlockRecord,
     CompressionPoint,
+    Episode,
     Eviction,
     Move,
     Recall,
     SessionRecord,
     StoredBlock,
+    TurnRecord,
     unpack,
 )
 from app.audit.writing import SESSION
@@ -67,9 +70,16 @@ class Store:
         session: SessionRecord = _struct(rows[0], SessionRecord)
         return session
 
-    def sessions(self, cursor: str | None, limit: int) -> Page[SessionRecord]:
-        """Sessions, newest first."""
-        return self._page(f"{SESSION} WHERE s.seq < ? ORDER BY s.seq DESC", [], cursor, limit, SessionRecord, down=True)
+    def sessions(self, cursor: str | None, limit: int, query: str | None = None) -> Page[SessionRecord]:
+        """Sessions, newest first. query: words of which each is in the title, or all in one question and its answer."""
+        where, bound = "1", list[Any]()
+        if words := re.findall(r"\w+", query or ""):
+            inside = " AND ".join(f'"{word}"*' for word in words)
+            where = f"""(s.id IN (SELECT session FROM exchanges WHERE exchanges MATCH ?)
+                OR ({" AND ".join("s.title LIKE ?" for _ in words)}))"""
+            bound = [f"{{question answer}} : ({inside})", *(f"%{word}%" for word in words)]
+        sql = f"{SESSION} WHERE {where} AND s.seq < ? ORDER BY s.seq DESC"
+        return self._page(sql, bound, cursor, limit, SessionRecord, down=True)
 
     def session_ids(self) -> set[str]:
         """Every session's id."""
@@ -99,6 +109,94 @@ class Store:
                 )
             )
         return Page(items=items, next_cursor=next_cursor)
+
+    def turn(self, session_id: str, turn_id: str) -> TurnRecord:
+        """One turn of a session. Raises NotFound."""
+        rows = self._rows("SELECT * FROM turns WHERE session_id = ? AND id = ?", [session_id, turn_id])
+        if not rows:
+            self.session(session_id)
+            raise NotFound("turn", turn_id)
+        return _turn(rows[0])
+
+    def last_turn(self, session_id: str) -> TurnRecord | None:
+        """The turn of a session that began last. Raises NotFound if there is no such session."""
+        self.session(session_id)
+        rows = self._rows("SELECT * FROM turns WHERE session_id = ? ORDER BY seq DESC LIMIT 1", [session_id])
+        return _turn(rows[0]) if rows else None
+
+    def turns(self, session_id: str, cursor: str | None, limit: int) -> Page[TurnRecord]:
+        """A session's turns, oldest first, those that failed or were cancelled among them."""
+        self.session(session_id)
+        rows, following = self._slice(
+            "SELECT * FROM turns WHERE session_id = ? AND seq > ? ORDER BY seq", [session_id], cursor, limit
+        )
+        return Page(items=[_turn(row) for row in rows], next_cursor=following)
+
+    def changes_of(self, turn_id: str) -> list[Eviction | Recall]:
+        """What entered and left during a turn, in order, as far as it was not read."""
+        evictions = self._rows("SELECT * FROM evictions WHERE turn_id = ? ORDER BY seq", [turn_id])
+        recalls = self._rows("SELECT * FROM recalls WHERE turn_id = ? ORDER BY seq", [turn_id])
+        rows = [_struct(row, Eviction) for row in evictions] + [_struct(row, Recall) for row in recalls]
+        return sorted(rows, key=lambda row: str(row.created_at))
+
+    def moment(self, session_id: str, turn_id: str) -> Page[BlockRecord]:
+        """The blocks that were resident when a turn ended, in the order the model saw them, their scores as of today.
+
+        None of a turn that has not ended, or that is older than the record of it. Raises NotFound.
+        """
+        self.turn(session_id, turn_id)
+        rows = self._rows(
+            """SELECT blocks.* FROM turns, json_each(turns.resident) AS held JOIN blocks ON blocks.id = held.value
+               WHERE turns.id = ? ORDER BY held.key""",
+            [turn_id],
+        )
+        then = [{**row, "state": "resident", "evicted_at": None} for row in rows]
+        return Page(items=[_struct(row, BlockRecord) for row in then], next_cursor=None)
+
+    def block(self, session_id: str, block_id: str) -> StoredBlock:
+        """One block of a session. Raises NotFound."""
+        rows = self._rows("SELECT * FROM blocks WHERE session_id = ? AND id = ?", [session_id, block_id])
+        if not rows:
+            self.session(session_id)
+            raise NotFound("block", block_id)
+        return stored_block(rows[0])
+
+    def episodes(self, block: BlockRecord) -> list[Episode]:
+        """All that happened to a block, oldest first."""
+        bound = [block.id]
+        evictions = self._rows("SELECT * FROM evictions WHERE block_id = ? ORDER BY seq", bound)
+        recalls = self._rows("SELECT * FROM recalls WHERE block_id = ? ORDER BY seq", bound)
+        numbers = {
+            row["id"]: row["number"]
+            for row in self._rows(
+                "SELECT id, number FROM turns WHERE session_id = (SELECT session_id FROM blocks WHERE id = ?)", bound
+            )
+        }
+
+        def episode(what: str, row: dict[str, Any], **audit: Any) -> Episode:
+            turn_id = row["turn_id"] or None
+            number = numbers.get(turn_id)
+            return Episode(what=what, created_at=row["created_at"], turn_id=turn_id, turn=number, **audit)
+
+        told = [episode("evicted", row, eviction=_struct(row, Eviction)) for row in evictions]
+        told += [episode("recalled", row, recall=_struct(row, Recall)) for row in recalls]
+        told.sort(key=lambda one: one.created_at)
+        if not told or told[0].what == "evicted":
+            # What comes from the bank at first is recalled without ever having been read in this session.
+            told.insert(0, episode("read", msgspec.to_builtins(block)))
+        return told
+
+    def find_history(self, names: Sequence[str]) -> list[tuple[str, TurnRecord, bool]]:
+        """The turns that end one of these histories, see `app.audit.chains`, the most recent first: the name, the turn,
+        and whether it is its session's last.
+        """
+        rows = self._rows(
+            """SELECT turns.*, NOT EXISTS (SELECT 1 FROM turns AS later WHERE later.session_id = turns.session_id
+                   AND later.status = 'done' AND later.number > turns.number) AS is_last
+               FROM turns WHERE chain IN (SELECT value FROM json_each(?)) AND status = 'done' ORDER BY seq DESC""",
+            [json.dumps(list(names))],
+        )
+        return [(row["chain"], _turn(row), bool(row["is_last"])) for row in rows]
 
     def blocks(
         self, session_id: str, cursor: str | None, limit: int, state: str | None = None, kind: str | None = None
@@ -206,6 +304,13 @@ def stored_block(row: dict[str, Any]) -> StoredBlock:
     """A row of the table of blocks."""
     record: BlockRecord = _struct(row, BlockRecord)
     return StoredBlock(record=record, token_ids=unpack(row["token_ids"]), bank_key=row["bank_key"])
+
+
+def _turn(row: dict[str, Any]) -> TurnRecord:
+    values = {name: row[name] for name in TurnRecord.__struct_fields__}
+    for name in ("sources", "usage", "timings", "cache", "problem"):
+        values[name] = None if values[name] is None else json.loads(values[name])
+    return TurnRecord(**values)
 
 
 def _where(conditions: dict[str, str | None]) -> tuple[str, list[Any]]:

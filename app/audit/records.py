@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 KINDS = ("system", "question", "answer", "prose", "code", "table", "list")
+# What a session record has that is worked out from other tables.
+DERIVED = ("turns", "resident_tokens", "seen_tokens", "preview")
 STATES = ("resident", "offloaded", "dropped")
 REASONS = ("not_relevant", "room_for_turn", "room_for_answer", "document_deleted")
 
@@ -15,7 +17,7 @@ REASONS = ("not_relevant", "room_for_turn", "room_for_answer", "document_deleted
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A session. turns: committed ones. resident_tokens, seen_tokens: of its cache, by its block table.
 
-    forked_from: the session that it began as a copy of.
+    forked_from: the session that it began as a copy of. preview: the beginning of its first question.
     """
 
     id: str
@@ -28,6 +30,7 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     updated_at: str
     forked_from: str | None = None
+    preview: str = ""
     turns: int = 0
     resident_tokens: int = 0
     seen_tokens: int = 0
@@ -64,13 +67,37 @@ class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
     bank_key: str | None = None
 
 
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn as it stands in SQLite: what `done` said of it, or the `problem` it failed with.
+
+    status: "running", "done", "cancelled" (nothing of it is in the history) or "failed". number: in its session, from
+    1.
+    """
+
+    id: str
+    session_id: str
+    number: int
+    status: str
+    finish_reason: str | None
+    question: str
+    answer: str | None
+    sources: list[dict[str, Any]] | None
+    usage: dict[str, Any] | None
+    timings: dict[str, Any] | None
+    cache: dict[str, Any] | None
+    problem: dict[str, Any] | None
+    created_at: str
+    finished_at: str | None
+
+
 class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     """The audit row of one block that left the cache, as it stands in SQLite.
 
     turn_id: the turn it happened in, or the last before it; "" if there was none. step: answer tokens made before it
-    left. score: attention it had earned. rank: its place, from 1, among all that
-    could leave when the turn was planned. resident_before, resident_after: tokens in the cache. bytes_freed: of K/V.
-    reason: one of `REASONS`. outcome: "offloaded" (its K/V waits outside the cache and can be recalled) or "dropped".
+    left. score: attention it had earned. rank: its place, from 1, among the `candidates`: all that could leave when the
+    turn was planned (null in rows that are older than the column). resident_before, resident_after: tokens in the
+    cache. bytes_freed: of K/V. reason: one of `REASONS`. outcome: "offloaded" (its K/V waits outside the cache and can
+    be recalled) or "dropped".
     """
 
     event: ClassVar[str] = "eviction"
@@ -91,6 +118,7 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     bytes_freed: int
     outcome: str
     created_at: str
+    candidates: int | None = None
 
 
 class Recall(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +143,29 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True):
     resident_before: int
     resident_after: int
     created_at: str
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened to a block. what: "read", "recalled" or "evicted". turn: number of its turn, if it is of
+    one.
+
+    recall, eviction: the audit row, of what those two say.
+    """
+
+    what: str
+    created_at: str
+    turn_id: str | None
+    turn: int | None
+    recall: Recall | None = None
+    eviction: Eviction | None = None
+
+
+class BlockStory(msgspec.Struct, frozen=True, kw_only=True):
+    """A block, its text, and all that happened to it, oldest first."""
+
+    block: BlockRecord
+    text: str
+    history: list[Episode]
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):

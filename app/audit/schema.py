@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite_utils
 from sqlite_utils.migrations import Migrations
 
+from app.audit import chains
+
 migrations = Migrations("audit")
 
 _TABLES = """
@@ -101,3 +103,24 @@ def create_exchanges(db: sqlite_utils.Database) -> None:
 @migrations()
 def create_forks(db: sqlite_utils.Database) -> None:
     db.execute("ALTER TABLE sessions ADD COLUMN forked_from TEXT")
+
+
+@migrations()
+def create_moments(db: sqlite_utils.Database) -> None:
+    # What the model saw when a turn ended, as a JSON list of block ids; among how many a block was the one to leave.
+    db.execute("ALTER TABLE turns ADD COLUMN resident TEXT")
+    db.execute("ALTER TABLE evictions ADD COLUMN candidates INTEGER")
+    db.execute("CREATE INDEX evictions_of_block ON evictions (block_id)")
+    db.execute("CREATE INDEX recalls_of_block ON recalls (block_id)")
+
+
+@migrations()
+def create_chains(db: sqlite_utils.Database) -> None:
+    db.execute("ALTER TABLE turns ADD COLUMN chain TEXT")
+    db.execute("CREATE INDEX turns_of_chain ON turns (chain) WHERE chain IS NOT NULL")
+    for session in list(db.query("SELECT id, system_prompt FROM sessions")):
+        chain = chains.first(session["system_prompt"])
+        turns = "SELECT id, question, answer FROM turns WHERE session_id = ? AND status = 'done' ORDER BY seq"
+        for turn in list(db.query(turns, [session["id"]])):
+            chain = chains.following(chain, turn["question"], turn["answer"])
+            db.execute("UPDATE turns SET chain = ? WHERE id = ?", [chain, turn["id"]])

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import sqlite_utils
 
-from app.audit.records import CompressionPoint, Eviction, Move, Recall, SessionRecord, StoredBlock, pack
+from app.audit import chains
+from app.audit.records import DERIVED, CompressionPoint, Eviction, Move, Recall, SessionRecord, StoredBlock, pack
 from ingest.jobs import new_id, now
 
 SESSION = """
@@ -21,7 +22,9 @@ SESSION = """
         (SELECT count(*) FROM turns t WHERE t.session_id = s.id AND t.status = 'done') AS turns,
         (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id AND b.state = 'resident')
             AS resident_tokens,
-        (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id) AS seen_tokens
+        (SELECT coalesce(sum(tokens), 0) FROM blocks b WHERE b.session_id = s.id) AS seen_tokens,
+        coalesce((SELECT substr(t.question, 1, 120) FROM turns t WHERE t.session_id = s.id ORDER BY t.seq LIMIT 1), '')
+            AS preview
     FROM sessions s
 """
 
@@ -50,7 +53,7 @@ def recover(db: sqlite_utils.Database) -> int:
 def insert_session(db: sqlite_utils.Database, session: SessionRecord, system: StoredBlock) -> None:
     """Record a session and its system block."""
     row = msgspec.to_builtins(session)
-    for derived in ("turns", "resident_tokens", "seen_tokens"):
+    for derived in DERIVED:
         del row[derived]
     db.table("sessions").insert(row)
     insert_blocks(db, session.id, [system])
@@ -63,30 +66,42 @@ def delete_session(db: sqlite_utils.Database, session_id: str) -> None:
         db.execute(f"DELETE FROM {table} WHERE {column} = ?", [session_id])
 
 
-def fork_session(db: sqlite_utils.Database, session: SessionRecord) -> dict[str, str]:
+def rename_session(db: sqlite_utils.Database, session_id: str, title: str) -> None:
+    """Give a session another title."""
+    db.execute("UPDATE sessions SET title = ?, updated_at = ? WHERE id = ?", [title, now(), session_id])
+
+
+def fork_session(db: sqlite_utils.Database, session: SessionRecord, before: int | None = None) -> dict[str, str]:
     """Record `session` as a copy of the one it says it is forked from: history, blocks that can be had, scores.
 
-    Returns what each block of the old one is called in the new one.
+    before: number of the first turn of which nothing is taken over; None takes all. Returns what each block that is
+    taken over is called in the new one.
     """
     old = session.forked_from
     row = msgspec.to_builtins(session)
-    for derived in ("turns", "resident_tokens", "seen_tokens"):
+    for derived in DERIVED:
         del row[derived]
     db.table("sessions").insert(row)
+    end = 2**62 if before is None else before
     turns: dict[str, str] = {}
-    for turn in list(db.query("SELECT * FROM turns WHERE session_id = ? AND status = 'done' ORDER BY seq", [old])):
+    for turn in list(
+        db.query("SELECT * FROM turns WHERE session_id = ? AND status = 'done' AND number < ? ORDER BY seq", [old, end])
+    ):
         turns[turn["id"]] = new_id("trn")
         copy = {**turn, "id": turns[turn["id"]], "session_id": session.id}
         del copy["seq"]
         db.table("turns").insert(copy)
         _index_exchange(db, copy["id"])
     names: dict[str, str] = {}
-    for block in list(db.query("SELECT * FROM blocks WHERE session_id = ? ORDER BY seq", [old])):
+    for block in list(db.query("SELECT * FROM blocks WHERE session_id = ? AND turn < ? ORDER BY seq", [old, end])):
         names[block["id"]] = new_id("blk")
         changed = {"id": names[block["id"]], "session_id": session.id, "turn_id": turns.get(block["turn_id"])}
         copy = {**block, **changed}
         del copy["seq"]
         db.table("blocks").insert(copy)
+    for turn in list(db.query("SELECT id, resident FROM turns WHERE session_id = ?", [session.id])):
+        seen = [names[block] for block in json.loads(turn["resident"] or "[]") if block in names]
+        db.execute("UPDATE turns SET resident = ? WHERE id = ?", [json.dumps(seen), turn["id"]])
     _insert_point_of_blocks(db, session.id, "", "forked")
     return names
 
@@ -140,10 +155,30 @@ def end_turn(
     insert_blocks(db, session_id, blocks)
     if blocks:
         _index_exchange(db, turn_id)
+        _link(db, session_id, turn_id)
     for block_id, score in scores.items():
         db.execute("UPDATE blocks SET score = ? WHERE id = ?", [score, block_id])
     db.execute("UPDATE sessions SET updated_at = ? WHERE id = ?", [time, session_id])
+    db.execute(
+        """UPDATE turns SET resident = (SELECT json_group_array(id) FROM (SELECT id FROM blocks
+           WHERE session_id = ? AND state = 'resident' ORDER BY seq)) WHERE id = ?""",
+        [session_id, turn_id],
+    )
     insert_point(db, session_id, point)
+
+
+def _link(db: sqlite_utils.Database, session_id: str, turn_id: str) -> None:
+    """Name the history that ends with a turn; see `app.audit.chains`."""
+    question, answer = _one(db, "SELECT question, answer FROM turns WHERE id = ?", [turn_id])
+    (prompt,) = _one(db, "SELECT system_prompt FROM sessions WHERE id = ?", [session_id])
+    (before,) = _one(
+        db,
+        """SELECT (SELECT chain FROM turns WHERE session_id = ? AND status = 'done' AND id != ?
+           ORDER BY number DESC LIMIT 1)""",
+        [session_id, turn_id],
+    )
+    chain = chains.following(before or chains.first(prompt), question, answer or "")
+    db.execute("UPDATE turns SET chain = ? WHERE id = ?", [chain, turn_id])
 
 
 def _index_exchange(db: sqlite_utils.Database, turn_id: str) -> None:
@@ -195,7 +230,8 @@ def evict_document(
     if sessions is not None:
         where, bound = f"{where} AND session_id IN (SELECT value FROM json_each(?))", [*bound, json.dumps(sessions)]
     left: dict[str, None] = {}
-    for rank, block in enumerate(list(db.query(f"SELECT * FROM blocks WHERE {where} ORDER BY seq", bound)), start=1):
+    gone = list(db.query(f"SELECT * FROM blocks WHERE {where} ORDER BY seq", bound))
+    for rank, block in enumerate(gone, start=1):
         session_id = block["session_id"]
         left[session_id] = None
         (resident,) = _one(
@@ -225,6 +261,7 @@ def evict_document(
             bytes_freed=0,
             outcome="dropped",
             created_at=now(),
+            candidates=len(gone),
         )
         db.table("evictions").insert(msgspec.to_builtins(row))
         db.execute("UPDATE blocks SET state = 'dropped', evicted_at = ? WHERE id = ?", [row.created_at, block["id"]])

@@ -96,18 +96,25 @@ class Client:
                 if response.is_error:
                     response.read()
                     raise _error(response)
-                event = ""
-                for line in response.iter_lines():
-                    name, _, value = line.partition(": ")
-                    if name == "event":
-                        event = value
-                    elif name == "data":
-                        yield event, json.loads(value)
+                yield from _events(response)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> Unreachable:
         return Unreachable(f"no answer from {self._url} ({error}); is `keepwhole serve` running?")
+
+
+def _events(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(event, data) of each frame. httpx's own lines end at U+2028 and others too, inside what somebody has written."""
+    event, held = "", b""
+    for piece in response.iter_bytes():
+        *lines, held = (held + piece).split(b"\n")
+        for line in lines:
+            name, _, value = line.rstrip(b"\r").partition(b": ")
+            if name == b"event":
+                event = value.decode()
+            elif name == b"data":
+                yield event, json.loads(value)
 
 
 def _error(response: httpx.Response) -> ServerError:

@@ -142,11 +142,17 @@ class LiveSessions:
     def fork(self, parent: SessionRecord, child: SessionRecord, names: Mapping[str, str]) -> None:
         """Let `child`, a fork by SQLite's books, hold what `parent` holds. names: of the parent's blocks in the fork.
 
-        What of the parent must be read again, the fork reads for itself.
+        What has no name in the fork is of turns that it does not take over, and leaves it at once. What of the parent
+        must be read again, the fork reads for itself.
         """
         session = self.get(parent)
-        if not session.stale:
-            self._sessions[child.id] = self._session(child, self._store.resident(child.id), session.cache.fork(names))
+        if session.stale:
+            return
+        left = [block_id for block_id in session.blocks if block_id not in names]
+        cache = session.cache.fork({**names, **{block_id: block_id for block_id in left}})
+        for block_id in left:
+            cache.evict(block_id)
+        self._sessions[child.id] = self._session(child, self._store.resident(child.id), cache)
 
     def drop(self, session_id: str) -> None:
         """Free a session's K/V, in memory and on disk."""

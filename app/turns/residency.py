@@ -42,7 +42,8 @@ class Residency:
     """What one turn changes.
 
     emit: takes each event, and the future of the write that must be committed before it is sent.
-    step: answer tokens made so far. prefilled, evicted, peak: tokens read, blocks that left, most tokens kept.
+    step: answer tokens made so far. candidates: of how many units the plan says in which order they may leave.
+    prefilled, evicted, peak: tokens read, blocks that left, most tokens kept.
     """
 
     request: TurnRequest
@@ -52,6 +53,7 @@ class Residency:
     emit: Emit
     cancelled: bool = False
     step: int = 0
+    candidates: int = 0
     prefilled: int = 0
     evicted: int = 0
     peak: int = 0
@@ -65,10 +67,10 @@ class Residency:
         """Evict the blocks of documents that are gone."""
         gone = [b for b in self.live.blocks.values() if b.document_id in self.request.deleted_documents]
         for rank, block in enumerate(gone, start=1):
-            self.evict(Leaving((block.id,), block.tokens, rank), "document_deleted")
+            self.evict(Leaving((block.id,), block.tokens, rank), "document_deleted", len(gone))
 
-    def evict(self, leaving: Leaving, reason: str) -> None:
-        """Evict blocks that leave as one."""
+    def evict(self, leaving: Leaving, reason: str, candidates: int | None = None) -> None:
+        """Evict blocks that leave as one. candidates: of how many they are, if not of those of the plan."""
         live = self.live
         for block_id in leaving.blocks:
             block = live.blocks.pop(block_id)
@@ -96,6 +98,7 @@ class Residency:
                 bytes_freed=max(0, bytes_before - live.cache.nbytes),
                 outcome="dropped" if key is None else "offloaded",
                 created_at=now(),
+                candidates=candidates or self.candidates,
             )
             point = self.point("eviction")
             write = partial(writing.insert_eviction, eviction=row, point=point, bank_key=key)

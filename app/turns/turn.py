@@ -66,6 +66,7 @@ class Turn:
         if not live.stale:
             self._scores = {block.id: block.score for block in live.cache.blocks()}
         plan = self._plan()
+        self.residency.candidates = len(plan.evict) + len(plan.reserve)
         self.residency.fetch(plan)
         self._sources = self._describe(plan)
         self._emit(Retrieval(turn_id=self.request.turn_id, sources=self._sources), None)

@@ -82,13 +82,26 @@ class SessionBody(_Body):
 
 
 class ForkBody(_Body):
-    """A session that begins as a copy of another. title: the other's, if absent."""
+    """A session that begins as a copy of another. title: the other's, if absent.
+
+    before_turn: id of a turn of the other, of which nothing is taken over, nor of what came later.
+    """
 
     title: str | None = None
+    before_turn: str | None = None
 
     def __post_init__(self) -> None:
         if self.title is not None:
             _check_title(self.title)
+
+
+class RenameBody(_Body):
+    """A session's new title."""
+
+    title: str
+
+    def __post_init__(self) -> None:
+        _check_title(self.title)
 
 
 class AskBody(_Body):
@@ -96,6 +109,7 @@ class AskBody(_Body):
 
     top_k: passages to retrieve, 0 to 20. max_tokens: of the answer; absent, 256 or what fits beside the passages.
     temperature: 0 (greedy) to 2. stop: a string or up to 4; the answer ends before one. stream: SSE, else JSON.
+    on_disconnect: a client that leaves, or is lost, ends its turn ("cancel") or can come back for it ("finish").
     """
 
     content: str
@@ -105,10 +119,12 @@ class AskBody(_Body):
     temperature: float = 0.0
     stop: str | list[str] | None = None
     stream: bool = True
+    on_disconnect: str = "cancel"
 
     def __post_init__(self) -> None:
         if not any(character.isprintable() and not character.isspace() for character in self.content):
             raise ValueError(f"content: {self.content[:20]!r} has no text; it needs at least one visible character")
+        _one_of("on_disconnect", self.on_disconnect, ("cancel", "finish"))
         _between("top_k", self.top_k, 0, _MAX_TOP_K)
         if self.max_tokens is not None:
             _between("max_tokens", self.max_tokens, 1, 1_000_000)

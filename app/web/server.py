@@ -141,7 +141,7 @@ def _query_names(schema: OpenAPI) -> dict[tuple[str, str], set[str]]:
             if isinstance(parameter, Parameter) and parameter.param_in == "query"
         }
         for path, item in (schema.paths or {}).items()
-        for operation_name in ("get", "post", "delete")
+        for operation_name in ("get", "post", "patch", "delete")
         if (operation := getattr(item, operation_name)) is not None
     }
 

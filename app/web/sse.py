@@ -12,26 +12,31 @@ from litestar.response.sse import ServerSentEventMessage
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.turns.events import Event
+from app.turns.feed import Place
 
 _KEEP_ALIVE_SECONDS = 15.0
+# After which a browser that has lost the line comes back, in milliseconds.
+_RETRY = 1000
+
+# Clients split lines at these too, though only CR and LF end one; inside JSON they can be written otherwise.
+_LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 
 
-async def frames(turn_id: str, first: Event, events: AsyncIterator[Event]) -> AsyncIterator[ServerSentEventMessage]:
-    """Frames with ids `<turn>.<n>`, and a comment whenever the line was silent for 15 seconds."""
-    number = 1
-    yield _frame(turn_id, number, first)
-    async for message in kept_alive(_frames(turn_id, number, events)):
+async def frames(events: AsyncIterator[tuple[Place, Event]]) -> AsyncIterator[ServerSentEventMessage]:
+    """Each event with its place as its id, and a comment whenever the line was silent for 15 seconds."""
+    yield ServerSentEventMessage(data=None, retry=_RETRY)
+    async for message in kept_alive(_frames(events)):
         yield message
 
 
-async def _frames(turn_id: str, number: int, events: AsyncIterator[Event]) -> AsyncIterator[ServerSentEventMessage]:
-    async for event in events:
-        number += 1
-        yield _frame(turn_id, number, event)
+async def _frames(events: AsyncIterator[tuple[Place, Event]]) -> AsyncIterator[ServerSentEventMessage]:
+    async for place, event in events:
+        yield ServerSentEventMessage(event=event.event, id=str(place), data=as_data(event))
 
 
-def _frame(turn_id: str, number: int, event: Event) -> ServerSentEventMessage:
-    return ServerSentEventMessage(event=event.event, id=f"{turn_id}.{number}", data=msgspec.json.encode(event).decode())
+def as_data(value: object) -> str:
+    """A value as JSON on one line, whatever a client takes for the end of one."""
+    return msgspec.json.encode(value).decode().translate(_LINE_ENDS)
 
 
 async def kept_alive(
@@ -58,8 +63,11 @@ class EventStream(ServerSentEvent):
     A generator's own `finally` does not run if it was never started, so it cannot be what frees the turn.
     """
 
-    def __init__(self, content: AsyncIterator[ServerSentEventMessage], *, release: Callable[[], None]) -> None:
-        super().__init__(content)
+    def __init__(
+        self, content: AsyncIterator[ServerSentEventMessage], *, release: Callable[[], None] = lambda: None
+    ) -> None:
+        # Proxies neither keep nor compress it; X-Accel-Buffering, which Litestar sets, is nginx's word for the same.
+        super().__init__(content, headers={"Cache-Control": "no-cache, no-transform"})
         self._release = release
 
     def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,10 @@ class ChatTemplate:
     def wrap(self, wrapper: Wrapper, text: str) -> list[int]:
         """The tokens of a whole message. The text is encoded as ordinary text."""
         return [*wrapper.before, *self._codec.encode(text), *wrapper.after]
+
+    def unwrap(self, wrapper: Wrapper, tokens: Sequence[int]) -> str:
+        """The text of a whole message: the inverse of `wrap`."""
+        return self._codec.decode(tokens[len(wrapper.before) : len(tokens) - len(wrapper.after)])
 
     # The differences between two renderings show what one message adds.
 

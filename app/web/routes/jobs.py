@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Any
 
-import msgspec
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, HeaderParameter
@@ -17,7 +16,7 @@ from litestar.response.sse import ServerSentEventMessage
 
 from app.problems import invalid
 from app.services import Services
-from app.web.sse import kept_alive
+from app.web.sse import as_data, kept_alive
 from ingest.database import Page
 from ingest.records import Job, JobChanges
 
@@ -95,7 +94,7 @@ def _summary(job_id: str, changes: JobChanges) -> dict[str, Any]:
 
 
 def _message(event: str, id: str, data: object) -> ServerSentEventMessage:
-    return ServerSentEventMessage(event=event, id=id, data=msgspec.json.encode(data).decode())
+    return ServerSentEventMessage(event=event, id=id, data=as_data(data))
 
 
 def _change(job_id: str, last_event_id: str) -> int:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller, Request, Response, delete, get, post
+from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency, Provide
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 from litestar.types import Receive
 
 from app.audit.reading import EvictionFilter, Message
-from app.audit.records import BlockRecord, CompressionPoint, Eviction, Recall, SessionRecord
-from app.problems import Problem
+from app.audit.records import BlockRecord, BlockStory, CompressionPoint, Eviction, Recall, SessionRecord, TurnRecord
+from app.problems import Problem, invalid
 from app.services import Services
-from app.turns.events import Done, Event, Failed, Retrieval
-from app.turns.handle import TurnHandle
-from app.web.bodies import AskBody, ForkBody, SessionBody
+from app.turns.events import Failed, Retrieval
+from app.turns.feed import Place, TurnFeed
+from app.web.bodies import AskBody, ForkBody, RenameBody, SessionBody
 from app.web.routes.audit import eviction_filter
 from app.web.sse import EventStream, frames
 from ingest.database import Page
@@ -38,10 +38,14 @@ class SessionController(Controller):
 
     @get("/")
     async def sessions(
-        self, services: NamedDependency[Services], cursor: FromQuery[str | None] = None, limit: FromQuery[int] = 50
+        self,
+        services: NamedDependency[Services],
+        words: Annotated[str | None, QueryParameter(name="query")] = None,
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 50,
     ) -> Page[SessionRecord]:
-        """Sessions, newest first."""
-        return await asyncio.to_thread(services.store.sessions, cursor, limit)
+        """Sessions, newest first; with `query`, those whose title or messages have its words."""
+        return await asyncio.to_thread(services.store.sessions, cursor, limit, words)
 
     @get("/{session_id:str}")
     async def session(self, services: NamedDependency[Services], session_id: FromPath[str]) -> SessionRecord:
@@ -52,11 +56,19 @@ class SessionController(Controller):
     async def fork(
         self, services: NamedDependency[Services], session_id: FromPath[str], data: JSONBody[ForkBody]
     ) -> SessionRecord:
-        """Create a session that begins as a copy: history, blocks and cache. `{}` keeps the title.
+        """Create a session that begins as a copy: history, blocks and cache. `{}` keeps the title and all turns.
 
-        It shares the other's K/V until either goes on. Evictions stay in the log of the session they happened in.
+        With `before_turn` it goes on from before that turn. It shares the other's K/V until either goes on. Evictions
+        stay in the log of the session they happened in.
         """
-        return await services.chat.fork(session_id, data.title)
+        return await services.chat.fork(session_id, data.title, data.before_turn)
+
+    @patch("/{session_id:str}")
+    async def rename(
+        self, services: NamedDependency[Services], session_id: FromPath[str], data: JSONBody[RenameBody]
+    ) -> SessionRecord:
+        """Give a session another title."""
+        return await services.chat.rename(session_id, data.title)
 
     @delete("/{session_id:str}")
     async def remove(self, services: NamedDependency[Services], session_id: FromPath[str]) -> None:
@@ -72,19 +84,43 @@ class SessionController(Controller):
         data: JSONBody[AskBody],
     ) -> Response[Any]:
         """Ask. Streams `retrieval`, `eviction`, `recall`, `prefill`, `token` and `done` (or `error`) as server-sent
-        events; with `stream: false`, answers once with JSON. Leaving early cancels the turn.
+        events; with `stream: false`, answers once with JSON. Leaving early cancels the turn, unless `on_disconnect` is
+        "finish": then `/events` tells the rest.
         """
-        handle = await services.chat.ask(session_id, data.to_question())
+        feed = await services.chat.ask(session_id, data.to_question())
+        leave = feed.cancel if data.on_disconnect == "cancel" else _nothing
         try:
-            events = handle.events()
             # A turn that is refused becomes a problem before any byte of a stream is sent.
-            first = await anext(events)
+            await anext(feed.follow())
             if not data.stream:
-                return Response(await _collect(handle, events, first, request.receive))
+                return Response(await _collect(feed, request.receive, leave))
         except BaseException:
-            handle.cancel()
+            leave()
             raise
-        return EventStream(frames(handle.request.turn_id, first, events), release=handle.cancel)
+        return EventStream(frames(feed.follow()), release=leave)
+
+    @get("/{session_id:str}/events")
+    async def events(
+        self,
+        services: NamedDependency[Services],
+        session_id: FromPath[str],
+        after: FromQuery[str | None] = None,
+        last_event_id: Annotated[str | None, HeaderParameter(name="Last-Event-ID")] = None,
+    ) -> Response[Any]:
+        """The events of the turn that runs, or of the last one, as when it was asked; behind `Last-Event-ID`, or
+        `after`, the rest of that turn's. Leaving cancels nothing. 204, at which browsers stop asking, if none is left.
+
+        After a restart a finished turn is told by what the log has of it: sources, what entered and left, the answer.
+        """
+        field, given = ("Last-Event-ID", last_event_id) if last_event_id is not None else ("after", after)
+        place = None
+        if given is not None:
+            try:
+                place = Place.parse(given)
+            except ValueError as error:
+                raise invalid(field, str(error)) from error
+        stream = await services.chat.events(session_id, place)
+        return Response(None, status_code=HTTPStatus.NO_CONTENT) if stream is None else EventStream(frames(stream))
 
     @post("/{session_id:str}/cancel", status_code=HTTPStatus.OK)
     async def cancel(self, services: NamedDependency[Services], session_id: FromPath[str]) -> dict[str, bool]:
@@ -102,18 +138,44 @@ class SessionController(Controller):
         """The history, oldest first. `limit` counts turns of two messages."""
         return await asyncio.to_thread(services.store.messages, session_id, cursor, limit)
 
+    @get("/{session_id:str}/turns")
+    async def turns(
+        self,
+        services: NamedDependency[Services],
+        session_id: FromPath[str],
+        cursor: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 50,
+    ) -> Page[TurnRecord]:
+        """Every turn, oldest first, with its timings and cache figures; those that failed or were cancelled too."""
+        return await asyncio.to_thread(services.store.turns, session_id, cursor, limit)
+
     @get("/{session_id:str}/cache")
     async def cache(
         self,
         services: NamedDependency[Services],
         session_id: FromPath[str],
+        turn: FromQuery[str | None] = None,
         block_state: Annotated[str | None, QueryParameter(name="state")] = None,
         kind: FromQuery[str | None] = None,
         cursor: FromQuery[str | None] = None,
         limit: FromQuery[int] = 200,
     ) -> Page[BlockRecord]:
-        """Every block the session ever held, in stream order, with its state."""
+        """Every block the session ever held, in stream order, with its state; with `turn`, a turn's id, those that were
+        resident when it ended, in the order the model saw them.
+        """
+        if turn is not None:
+            for name, given in (("state", block_state), ("kind", kind), ("cursor", cursor)):
+                if given is not None:
+                    raise invalid(name, f"{given[:40]!r} does not go with turn, which gives all that was resident")
+            return await asyncio.to_thread(services.store.moment, session_id, turn)
         return await asyncio.to_thread(services.store.blocks, session_id, cursor, limit, block_state, kind)
+
+    @get("/{session_id:str}/cache/{block_id:str}")
+    async def block(
+        self, services: NamedDependency[Services], session_id: FromPath[str], block_id: FromPath[str]
+    ) -> BlockStory:
+        """One block: its text, and when it came, left and came back, with the rows of the log that say why."""
+        return await asyncio.to_thread(services.chat.story, session_id, block_id)
 
     @get("/{session_id:str}/evictions", dependencies={"where": Provide(eviction_filter)})
     async def evictions(
@@ -152,22 +214,24 @@ class SessionController(Controller):
         return await asyncio.to_thread(services.store.compression, session_id, cursor, limit)
 
 
-async def _collect(handle: TurnHandle, events: AsyncIterator[Event], first: Event, receive: Receive) -> dict[str, Any]:
-    """The turn as one value. A client that leaves cancels it."""
-    leaving = asyncio.create_task(_cancel_on_disconnect(handle, receive))
+def _nothing() -> None:
+    pass
+
+
+async def _collect(feed: TurnFeed, receive: Receive, leave: Callable[[], None]) -> dict[str, Any]:
+    """The turn as one value. leave: called if the client does."""
+    leaving = asyncio.create_task(_on_disconnect(receive, leave))
     sources: list[Any] = []
     evictions: list[Eviction] = []
     recalls: list[Recall] = []
     try:
-        event = first
-        while not isinstance(event, Done | Failed):
+        async for _, event in feed.follow():
             if isinstance(event, Retrieval):
                 sources = list(event.sources)
             elif isinstance(event, Eviction):
                 evictions.append(event)
             elif isinstance(event, Recall):
                 recalls.append(event)
-            event = await anext(events)
     finally:
         leaving.cancel()
     if isinstance(event, Failed):
@@ -175,7 +239,7 @@ async def _collect(handle: TurnHandle, events: AsyncIterator[Event], first: Even
     return {**msgspec.structs.asdict(event), "sources": sources, "recalls": recalls, "evictions": evictions}
 
 
-async def _cancel_on_disconnect(handle: TurnHandle, receive: Receive) -> None:
+async def _on_disconnect(receive: Receive, leave: Callable[[], None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    handle.cancel()
+    leave()

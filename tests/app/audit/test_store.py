@@ -684,7 +684,14 @@ def test_migrations_are_applied_once_and_reopening_keeps_rows(tmp_path):
         store = Store(database)
         assert [s.id for s in store.sessions(None, 10).items] == [f"s{i}" for i in reversed(range(n))]
         applied = query(store, "SELECT migration_set, name FROM _sqlite_migrations ORDER BY id")
-        names = ("create_tables", "create_bank_tables", "create_exchanges", "create_forks")
+        names = (
+            "create_tables",
+            "create_bank_tables",
+            "create_exchanges",
+            "create_forks",
+            "create_moments",
+            "create_chains",
+        )
         assert applied == [("audit", name) for name in names]
         add_session(store, f"s{n}")
         add_eviction(store, n)
