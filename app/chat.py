@@ -27,6 +27,7 @@ from ingest.jobs import new_id, now
 from ingest.library import MAX_LIMIT, Library
 from ingest.records import StoredPassage
 from kv.model.loading import LoadedModel
+from kv.model.sampling import Sampling
 from kv.model.template import ChatTemplate
 
 DEFAULT_SYSTEM_PROMPT = (
@@ -224,6 +225,7 @@ class ChatService:
             if session.model != self._model.name:
                 raise Invalid("session", f"made for model {session.model}; this server runs {self._model.name}")
             self._refuse_hopeless("content", question.content, session.budget_tokens)
+            sampling = self._sampling(question)
             question_ids, candidates, deleted, exchanges = await asyncio.to_thread(self._retrieve, session_id, question)
             retrieved_at = time.monotonic()
             number = await asyncio.wrap_future(
@@ -234,6 +236,7 @@ class ChatService:
                 turn_id=turn_id,
                 number=number,
                 asked=question,
+                sampling=sampling,
                 question_ids=question_ids,
                 candidates=candidates,
                 deleted_documents=deleted,
@@ -277,6 +280,14 @@ class ChatService:
         if place.finished:
             return None
         return as_stream(replay(turn, await asyncio.to_thread(self.store.changes_of, turn.id), place))
+
+    def _sampling(self, question: Question) -> Sampling:
+        sampling = self._model.sampling.but(question.sampling)
+        words = self._model.vocabulary
+        for token in sampling.logit_bias:
+            if token >= words:
+                raise Invalid("logit_bias", f"{token} is not a token id; the model has {words}")
+        return sampling
 
     def _refuse_hopeless(self, field: str, text: str, budget: int) -> None:
         """Megabytes of text would hold the event loop up while they are encoded, to be refused all the same."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.turns.events import FinishReason
+from app.turns.repeats import Repeats
 from app.turns.stop import StopText
 from kv.model.text import TextCodec
 
@@ -25,17 +26,20 @@ class AnswerText:
     """Takes the generated tokens of one answer.
 
     codec: decodes them. stops: strings that end the answer before them. max_tokens: most tokens taken.
+    may_loop: whether it may go on saying the same.
     """
 
     codec: TextCodec
     stops: Sequence[str]
     max_tokens: int
+    may_loop: bool = False
     token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         self._stream = self.codec.stream()
         self._stop = StopText(self.stops)
+        self._repeats = Repeats()
         self._shown: list[str] = []
         self._characters = 0
         # (tokens, characters) at each token that ended on a whole character: where the answer may be cut.
@@ -49,8 +53,11 @@ class AnswerText:
             self._characters += len(delta)
             self._borders.append((len(self.token_ids), self._characters))
         shown = self._show(self._stop.push(delta))
+        looping = self._repeats.push(token) and not self.may_loop
         if self._stop.hit:
             self.reason = "stop"
+        elif looping:
+            self.reason = "repetition"
         elif len(self.token_ids) == self.max_tokens:
             self.reason = "length"
         return shown

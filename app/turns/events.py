@@ -9,7 +9,7 @@ import msgspec
 from app.audit.records import Eviction, Recall
 from ingest.records import Ranks
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "repetition", "cancelled"]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +49,27 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     restored: int
 
 
-class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the answer. The pieces join to the whole."""
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that could have come, and the logarithm of its probability."""
+
+    token: str
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that came; see `kv.model.sampling.Chosen`. top: the likeliest, as many as were asked for."""
+
+    token: str
+    logprob: float
+    top: list[Alternative]
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of the answer. The pieces join to the whole. logprobs: of its tokens, if they were asked for."""
 
     event: ClassVar[str] = "token"
     text: str
+    logprobs: list[TokenLogprob] | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +110,8 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The turn is committed. finish_reason: "stop" (the model ended it), "length" (max_tokens) or "cancelled".
+    """The turn is committed. finish_reason: "stop" (the model ended it, or a stop string did),
+    "length" (max_tokens), "repetition" (it said nothing but the same again) or "cancelled".
 
     content: the answer. committed: False if a cancelled turn left nothing in the history.
     """

@@ -109,12 +109,14 @@ def plan_turn(
     default_max_tokens: int,
     referred: Sequence[Referred] = (),
     stands_alone: bool = False,
+    at_most: bool = False,
 ) -> Plan:
     """Plan a turn.
 
     held: what is resident, the system prompt among it (kind "system", never evicted).
     question_tokens: the question as a whole message. answer_overhead: what the template writes around an answer.
-    max_tokens: as asked for; None takes `default_max_tokens`, or what fits beside the passages.
+    max_tokens: as asked for; None takes `default_max_tokens`, or what fits beside the passages. at_most: take what fits
+    of it.
     referred: old exchanges that the question refers back to, best first; they come after passages.
     stands_alone: whether the question says by itself what it is about. Then, if any passage was found for it, others
     leave as long as they can come back for nothing; "and when was that?" may need them.
@@ -123,6 +125,8 @@ def plan_turn(
     """
     system = sum(block.tokens for block in held if block.kind == "system")
     fixed = system + question_tokens + answer_overhead
+    if max_tokens is not None and at_most:
+        max_tokens = max(1, min(max_tokens, budget - fixed))
     most = _answer_tokens(budget, fixed, system, question_tokens, max_tokens, default_max_tokens)
 
     # Passages may take all that the answer does not need at least; what it needs beyond that is made as it is written.

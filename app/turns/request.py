@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from app.audit.records import SessionRecord
 from app.turns.exchanges import Exchange
 from ingest.records import Filter, StoredPassage
+from kv.model.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,15 +17,19 @@ class Question:
     """What somebody asks of a session.
 
     top_k: passages to retrieve, of those that `filter` lets through. max_tokens: of the answer; None takes the default,
-    or what fits beside the passages. temperature: 0 is greedy. stop: strings that end the answer before them.
+    or what fits beside the passages; at_most: a larger one is cut to what fits, instead of refused. sampling: fields of
+    `kv.model.sampling.Sampling` that are to be other than the model's own. stop: strings that end the answer before
+    them. allow_repetition: whether an answer that only repeats itself goes on.
     """
 
     content: str
     top_k: int
     filter: Filter | None
     max_tokens: int | None
-    temperature: float
+    sampling: Mapping[str, Any]
     stop: tuple[str, ...]
+    at_most: bool = False
+    allow_repetition: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,8 @@ class Candidate:
 class TurnRequest:
     """What a turn needs to know. accepted_at: `time.monotonic()` when the request came.
 
-    asked: as it was asked. question_ids: its tokens, as a message. number: from 1. deleted_documents: documents with
-    resident blocks that are no longer in the library.
+    asked: as it was asked. sampling: how tokens are chosen. question_ids: its tokens, as a message. number: from 1.
+    deleted_documents: documents with resident blocks that are no longer in the library.
     referred: old exchanges that the question refers back to, best first. stands_alone: whether the question says by
     itself what it is about.
     """
@@ -47,6 +54,7 @@ class TurnRequest:
     turn_id: str
     number: int
     asked: Question
+    sampling: Sampling
     question_ids: list[int]
     candidates: list[Candidate]
     deleted_documents: frozenset[str]

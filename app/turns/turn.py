@@ -18,12 +18,24 @@ from app.audit.records import StoredBlock
 from app.memory.bank import Bank
 from app.memory.live import LiveSession
 from app.turns.answer import AnswerText, Written
-from app.turns.events import CacheFigures, Done, FinishReason, Retrieval, Source, Timings, Token, Usage
+from app.turns.events import (
+    Alternative,
+    CacheFigures,
+    Done,
+    FinishReason,
+    Retrieval,
+    Source,
+    Timings,
+    Token,
+    TokenLogprob,
+    Usage,
+)
 from app.turns.plan import Held, Plan, Referred, Wanted, plan_turn
 from app.turns.request import TurnRequest
 from app.turns.residency import Emit, Residency
 from ingest.database import Database
-from kv.session.session import sampler
+from kv.model.sampling import Chosen, Sampler
+from kv.model.text import TextCodec
 
 # A stop string may end inside a token; what is left of that token is encoded again, in at most so many tokens.
 _STOP_SLACK = 16
@@ -46,6 +58,7 @@ class Turn:
         self._started_at = self._read_at = 0.0
         self._first_token: float | None = None
         self._sources: list[Source] = []
+        self._logprobs: list[TokenLogprob] = []
         self._scores: dict[str, float] = {}
 
     def run(self) -> Steps:
@@ -130,6 +143,7 @@ class Turn:
             question_tokens=len(request.question_ids),
             answer_overhead=overhead + (_STOP_SLACK if request.asked.stop else 0),
             max_tokens=request.asked.max_tokens,
+            at_most=request.asked.at_most,
             default_max_tokens=request.default_max_tokens,
             referred=referred,
             stands_alone=request.stands_alone,
@@ -163,8 +177,9 @@ class Turn:
 
     def _answer(self, plan: Plan) -> Generator[int, mx.array | None, Written | None]:
         cache, template = self.live.cache, self.live.cache.model.template.assistant
-        answer = AnswerText(cache.model.codec, self.request.asked.stop, plan.max_tokens)
-        pick = sampler(self.request.asked.temperature)
+        codec, asked = cache.model.codec, self.request.asked
+        answer = AnswerText(codec, asked.stop, plan.max_tokens, asked.allow_repetition)
+        sampler = Sampler(self.request.sampling)
         self._prompt_tokens = cache.tokens_kept
         logits, cache.next_logits = cache.next_logits, None
         fed = 0
@@ -172,11 +187,13 @@ class Turn:
             if logits is None:
                 reason: FinishReason = "cancelled"
                 break
-            token = pick(logits)
+            chosen = sampler.choose(logits)
+            token = chosen.token
             if token in cache.model.stop_ids:
                 reason = "stop"
                 break
             self.residency.step += 1
+            self._note_logprob(codec, chosen)
             self._show(answer.push(token))
             if answer.reason is not None:
                 reason = answer.reason
@@ -203,7 +220,15 @@ class Turn:
             return
         if self._first_token is None:
             self._first_token = time.monotonic() - self.request.accepted_at
-        self._emit(Token(text=text), None)
+        logprobs, self._logprobs = self._logprobs or None, []
+        self._emit(Token(text=text, logprobs=logprobs), None)
+
+    def _note_logprob(self, codec: TextCodec, chosen: Chosen) -> None:
+        """Keep what is to be reported with the text that the token becomes, or becomes part of."""
+        if chosen.logprob is not None:
+            top = [Alternative(token=codec.decode([token]), logprob=logprob) for token, logprob in chosen.top]
+            token = codec.decode([chosen.token])
+            self._logprobs.append(TokenLogprob(token=token, logprob=chosen.logprob, top=top))
 
     # Committing
 

@@ -9,6 +9,7 @@ import msgspec
 from app.chat import NewSession
 from app.turns.request import Question
 from ingest.records import Filter
+from kv.model.sampling import Sampling
 
 _MAX_TOP_K = 20
 _MAX_STOPS = 4
@@ -108,7 +109,11 @@ class AskBody(_Body):
     """A message to a session.
 
     top_k: passages to retrieve, 0 to 20. max_tokens: of the answer; absent, 256 or what fits beside the passages.
-    temperature: 0 (greedy) to 2. stop: a string or up to 4; the answer ends before one. stream: SSE, else JSON.
+    stop: a string or up to 4; the answer ends before one. stream: SSE, else JSON.
+    temperature (0, greedy, to 2), top_p, min_p, sample_top_k (of how many tokens one is drawn; 0: all),
+    repetition_penalty, presence_penalty, frequency_penalty, seed, logit_bias, logprobs: how tokens are chosen, see
+    `kv.model.sampling.Sampling`; what is absent is as the model's own configuration has it.
+    allow_repetition: an answer that only repeats itself is ended ("repetition"), unless this is true.
     on_disconnect: a client that leaves, or is lost, ends its turn ("cancel") or can come back for it ("finish").
     """
 
@@ -116,7 +121,17 @@ class AskBody(_Body):
     top_k: int = 4
     filter: FilterBody | None = None
     max_tokens: int | None = None
-    temperature: float = 0.0
+    temperature: float | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    sample_top_k: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    allow_repetition: bool = False
     stop: str | list[str] | None = None
     stream: bool = True
     on_disconnect: str = "cancel"
@@ -128,8 +143,9 @@ class AskBody(_Body):
         _between("top_k", self.top_k, 0, _MAX_TOP_K)
         if self.max_tokens is not None:
             _between("max_tokens", self.max_tokens, 1, 1_000_000)
-        if not 0 <= self.temperature <= 2:
-            raise ValueError(f"temperature: {self.temperature} is not between 0 and 2")
+        if self.sample_top_k is not None:
+            _between("sample_top_k", self.sample_top_k, 0, 1_000_000)
+        Sampling(**self.sampling)
         if len(self.stop_strings) > _MAX_STOPS:
             raise ValueError(f"stop: {len(self.stop_strings)} strings, the limit is {_MAX_STOPS}")
         for stop in self.stop_strings:
@@ -143,6 +159,23 @@ class AskBody(_Body):
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What is given of how tokens are chosen."""
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "top_k": self.sample_top_k,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "seed": self.seed,
+            "logit_bias": self.logit_bias,
+            "logprobs": self.logprobs,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
     def to_question(self) -> Question:
         """What is asked of the chat service."""
         return Question(
@@ -150,8 +183,9 @@ class AskBody(_Body):
             top_k=self.top_k,
             filter=self.filter.to_filter() if self.filter else None,
             max_tokens=self.max_tokens,
-            temperature=self.temperature,
+            sampling=self.sampling,
             stop=tuple(self.stop_strings),
+            allow_repetition=self.allow_repetition,
         )
 
 

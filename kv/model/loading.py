@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,11 +15,12 @@ import mlx.nn as nn
 import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.utils import dequantize_model
+from mlx_lm.utils import dequantize_model, hf_repo_to_path
 
 from kv.attention import observed
 from kv.config import KVCacheConfig
 from kv.model import smollm2
+from kv.model.sampling import Sampling
 from kv.model.streams import can_share_a_pass
 from kv.model.template import ChatTemplate
 from kv.model.text import TextCodec
@@ -29,7 +32,7 @@ class LoadedModel:
 
     name: as given in settings. model, tokenizer: mlx-lm's. context_length: positions it was trained on.
     stop_ids: tokens that end an answer.
-    ropes: each layer's rotation, in layer order.
+    ropes: each layer's rotation, in layer order. sampling: how its tokens are chosen where nobody says otherwise.
     """
 
     name: str
@@ -40,6 +43,7 @@ class LoadedModel:
     stop_ids: frozenset[int]
     context_length: int
     ropes: list[nn.Module]
+    sampling: Sampling = Sampling()
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -66,6 +70,11 @@ class LoadedModel:
         return sum(buffer.nbytes // buffer.shape[2] for cache in caches for buffer in cache.buffers)
 
     @cached_property
+    def vocabulary(self) -> int:
+        """How many tokens it knows by name."""
+        return len(self.tokenizer.get_vocab())
+
+    @cached_property
     def decodes_together(self) -> bool:
         """Whether several sessions can share a forward pass; see `kv.session.together`."""
         return can_share_a_pass(self.model)
@@ -84,8 +93,10 @@ def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> Loade
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
     if name == smollm2.NAME:
         model, tokenizer = smollm2.load(quantized=on_gpu)
+        sampling = smollm2.SAMPLING
     else:
         model, tokenizer = mlx_lm.load(name)[:2]
+        sampling = _own_sampling(name)
         if not on_gpu:
             model = dequantize_model(model)
             model.set_dtype(mx.float32)
@@ -107,4 +118,17 @@ def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> Loade
         stop_ids=frozenset(tokenizer.eos_token_ids) | codec.special_ids,
         context_length=int(getattr(model.args, "max_position_embeddings", None) or 8192),
         ropes=ropes,
+        sampling=sampling,
     )
+
+
+def _own_sampling(name: str) -> Sampling:
+    """What the model's own generation config asks for; greedy if it has none. Raises ValueError if it cannot be."""
+    folder = Path(name) if Path(name).exists() else hf_repo_to_path(name)
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return Sampling()
+    try:
+        return Sampling.of_generation_config(json.loads(file.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error

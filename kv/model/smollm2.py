@@ -16,7 +16,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from kv.model.sampling import Sampling
+
 NAME = "smollm2-135m-instruct"
+
+# By `tests.benchmarks.sampling`.
+SAMPLING = Sampling()
 
 _GROUP = 32
 _CONTROL = 3

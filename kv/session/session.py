@@ -13,7 +13,6 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
-from mlx_lm.sample_utils import make_sampler
 
 from kv.builder import KVCacheBuilder
 from kv.caches.blockkv import BlockKV
@@ -331,14 +330,3 @@ class Session:
         # Kept tokens never exceed the budget, which is no longer than the context: renumbering always suffices.
         if self._group.position + count > self.model.context_length:
             self._group.rebase(self.model.ropes)
-
-
-def sampler(temperature: float) -> Any:
-    """A function from logits [V] to a token id: greedy at 0, else sampled at `temperature`."""
-    pick = make_sampler(temp=temperature)
-
-    def sample(logits: mx.array) -> int:
-        log_probabilities = logits - mx.logsumexp(logits)
-        return int(pick(log_probabilities[None]).item())
-
-    return sample

@@ -225,7 +225,7 @@ def test_a_temperature_is_finite(temperature: float) -> None:
 
 def test_a_message_has_defaults_and_its_stops_as_a_list() -> None:
     body = decode(AskBody, {"content": "x"})
-    assert (body.top_k, body.filter, body.max_tokens, body.temperature, body.stream) == (4, None, None, 0.0, True)
+    assert (body.top_k, body.filter, body.max_tokens, body.temperature, body.stream) == (4, None, None, None, True)
     assert [decode(AskBody, {"content": "x", "stop": stop}).stop_strings for stop in (None, "a", ["a", "b"])] == [
         [],
         ["a"],

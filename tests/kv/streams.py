@@ -95,3 +95,8 @@ def step(streams: Sequence[Stream], times: int = 1) -> None:
         rows = step_together([stream.batched for stream in streams], [stream.token for stream in streams])
         for stream, logits in zip(streams, rows, strict=True):
             stream.take(logits)
+
+
+def likeliest(logits: mx.array) -> int:
+    """The token that a greedy answer goes on with."""
+    return int(mx.argmax(logits).item())

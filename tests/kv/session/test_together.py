@@ -19,11 +19,11 @@ from mlx_lm.models.llama import Attention
 from kv import LoadedModel, Session
 from kv.caches.policy import Pool, Score
 from kv.cpu import attention as cpu_attention
-from kv.session.session import NewBlock, sampler
+from kv.session.session import NewBlock
 from kv.session.together import step_together
 from tests.kv.attention.test_observed import COMMON, FAMILIES, tiny
 from tests.kv.feeding import tiny_llama
-from tests.kv.streams import SYSTEM, WORDS, Stream, loaded, step, words
+from tests.kv.streams import SYSTEM, WORDS, Stream, likeliest, loaded, step, words
 
 SCORES: list[Score] = ["attn_mass", "key_norm", "observed"]
 POOLS: list[Pool] = ["mean", "max"]
@@ -338,7 +338,7 @@ def test_whatever_joins_leaves_and_is_evicted_each_answer_is_as_alone(data: st.D
 
 @pytest.mark.model
 def test_eight_answers_of_the_real_model_are_those_alone(smollm2: LoadedModel) -> None:
-    template, pick = smollm2.template, sampler(0.0)
+    template, pick = smollm2.template, likeliest
     questions = ["Name a river.", "What is the capital of Norway?", "Count to five.", "What is rain?",
                  "Name three colours.", "Who wrote Hamlet?", "What is 2 + 2?", "Where do penguins live?"]  # fmt: skip
 
