@@ -24,12 +24,12 @@ class Sampling:
     """What decides the next token, in the order in which it is applied.
 
     logit_bias: added to the logit of each token id, -100 to 100.
-    repetition_penalty: logits of tokens that the answer has already are divided by it, or multiplied if negative; 1: none
-        (arXiv:1909.05858).
+    repetition_penalty: logits of tokens that the answer has already are divided by it, or multiplied if negative
+        (arXiv:1909.05858). 1: none.
     presence_penalty, frequency_penalty: taken off those tokens' logits once, and as often as they stand in the answer.
     temperature: 0 takes the likeliest token; else logits are divided by it, at last.
-    top_p, min_p, top_k: of what the penalties leave, the likeliest tokens that have this share of the probability; those
-        that have this share of the likeliest one's; so many. 1, 0 and 0 keep all.
+    top_p, min_p, top_k: of what the penalties leave, the likeliest tokens that have this share of the probability;
+        those that have this share of the likeliest one's; so many. 1, 0 and 0 keep all.
     seed: of the draws; None: another each time.
     logprobs: how many alternatives to report with each token, 0 to 20; None reports nothing.
 

@@ -85,7 +85,7 @@ def check(codec: TextCodec, answer: AnswerText, written: Written) -> None:
 @given(stopped_texts(), st.booleans())
 def test_what_is_shown_is_the_text_before_the_first_stop(codec: TextCodec, case, one_by_one: bool) -> None:
     text, stops = case
-    answer = AnswerText(codec, stops, max_tokens=10_000)
+    answer = AnswerText(codec, stops, max_tokens=10_000, may_loop=True)
     shown, written = write(answer, tokens_of(codec, text, one_by_one))
     assert shown == written.text == before_stops(text, stops)
     assert answer.reason == ("stop" if any(stop in text for stop in stops) else None)
@@ -99,7 +99,7 @@ def test_an_answer_of_the_most_tokens_ends_by_length_unless_a_stop_ended_it(
 ) -> None:
     text, stops = case
     tokens = tokens_of(codec, text, one_by_one)
-    answer = AnswerText(codec, stops, max_tokens=most)
+    answer = AnswerText(codec, stops, max_tokens=most, may_loop=True)
     shown, written = write(answer, tokens)
     readable = codec.decode(tokens[:most]).rstrip("\ufffd")
     assert shown == written.text == before_stops(readable, stops)
