@@ -30,11 +30,12 @@ from app.folder import FolderLock
 from app.problems import Problem, invalid
 from app.services import Boot, Services
 from app.settings import Settings
+from app.web.page import page
 from app.web.responses import to_response
 from app.web.routes.audit import AuditController
 from app.web.routes.documents import DocumentController
 from app.web.routes.jobs import JobController
-from app.web.routes.probes import health, ready, root
+from app.web.routes.probes import health, ready
 from app.web.routes.sessions import SessionController
 
 log = structlog.get_logger()
@@ -62,7 +63,7 @@ def create_app(settings: Settings, lock: FolderLock) -> Litestar:
             AuditController,
             health,
             ready,
-            root,
+            page,
             create_static_files_router(path="/schema/assets", directories=[_swagger_files()], include_in_schema=False),
         ],
         dependencies={"services": Provide(_services, sync_to_thread=False)},

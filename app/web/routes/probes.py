@@ -1,12 +1,11 @@
-"""Probes, and the way in."""
+"""Probes."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from litestar import HttpMethod, Request, get, route
-from litestar.response import Redirect
+from litestar import HttpMethod, Request, route
 
 from app.errors import Unavailable
 
@@ -27,9 +26,3 @@ async def ready(request: Request[Any, Any, Any]) -> dict[str, Any]:
         raise Unavailable("the MLX thread has ended; the log says why. Restart the server")
     figures = dataclasses.asdict(services.chat.figures)
     return {"status": "ready", "model": services.model.name, "turns": services.chat.active_turns, **figures}
-
-
-@get("/", include_in_schema=False)
-async def root() -> Redirect:
-    """The API's page, until there is a page to chat on."""
-    return Redirect("/schema")
