@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import sqlite_utils
 
 from app.audit import writing
+from app.audit.importing import Told, import_exchanges
 from app.audit.reading import Store
-from app.audit.records import BlockStory, SessionRecord
+from app.audit.records import BlockStory, SessionRecord, StoredBlock
 from app.engine import Engine, Figures
 from app.errors import Conflict, Invalid, Unavailable
 from app.memory.live import new_block
@@ -36,6 +38,8 @@ DEFAULT_SYSTEM_PROMPT = (
 _DEFAULT_MAX_TOKENS = 256
 _RETRY_SECONDS = 5
 _BEGIN_SECONDS = 0.01
+# What a history that is told may take of the budget is one part in so many.
+_TOLD_SHARE = 2
 # Streams of turns that are over, to be heard again as they were.
 _FEEDS_KEPT = 64
 
@@ -83,8 +87,11 @@ class ChatService:
         """What the MLX thread has to do, and the K/V in memory."""
         return self._engine.figures
 
-    async def create(self, wanted: NewSession) -> SessionRecord:
-        """Create a session. Raises Invalid if its budget cannot hold a question and an answer."""
+    async def create(self, wanted: NewSession, told: Sequence[tuple[str, str]] = ()) -> SessionRecord:
+        """Create a session. Raises Invalid if its budget cannot hold a question and an answer.
+
+        told: questions and answers that it is to go on from, as if they had been had here; the newest of them are read.
+        """
         budget = self._settings.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
         if budget > self._model.context_length:
             raise Invalid("budget_tokens", f"{budget} is more than the model's {self._model.context_length} positions")
@@ -111,8 +118,34 @@ class ChatService:
             created_at=system.record.created_at,
             updated_at=system.record.created_at,
         )
-        await asyncio.wrap_future(self._database.write(lambda db: writing.insert_session(db, session, system)))
+        exchanges = await asyncio.to_thread(self._as_told, told, (budget - system.record.tokens) // _TOLD_SHARE)
+
+        def insert(db: sqlite_utils.Database) -> None:
+            writing.insert_session(db, session, system)
+            import_exchanges(db, session.id, exchanges)
+
+        await asyncio.wrap_future(self._database.write(insert))
         return await asyncio.to_thread(self.store.session, session.id)
+
+    def _as_told(self, exchanges: Sequence[tuple[str, str]], room: int) -> list[Told]:
+        """Exchanges as they are recorded. room: tokens that the newest of them may take in the cache."""
+        template, told = self._model.template, list[Told]()
+        for question, answer in reversed(exchanges):
+            turn_id, blocks = new_id("trn"), list[StoredBlock]()
+            # What cannot fit is not even encoded.
+            if self._model.codec.least(question + answer) <= room:
+                for kind, wrapper, text in (
+                    ("question", template.user, question),
+                    ("answer", template.assistant, answer),
+                ):
+                    blocks.append(new_block(f"{turn_id}.{kind}", kind, template.wrap(wrapper, text)))
+            tokens = sum(block.record.tokens for block in blocks)
+            if not blocks or tokens > room:
+                # Nothing older either: an exchange without those after it would mislead.
+                blocks, room = [], -1
+            room -= tokens
+            told.append(Told(turn_id, question, answer, tokens, blocks))
+        return told[::-1]
 
     def story(self, session_id: str, block_id: str) -> BlockStory:
         """A block, its text, and all that happened to it. Raises NotFound. Not for the event loop."""
@@ -128,18 +161,22 @@ class ChatService:
         await asyncio.wrap_future(self._database.write(lambda db: writing.rename_session(db, session_id, title)))
         return await asyncio.to_thread(self.store.session, session_id)
 
-    async def fork(self, session_id: str, title: str | None = None, before_turn: str | None = None) -> SessionRecord:
+    async def fork(
+        self,
+        session_id: str,
+        title: str | None = None,
+        before: int | None = None,
+        told: Sequence[tuple[str, str]] = (),
+    ) -> SessionRecord:
         """Create a session that begins as a copy of one. title: None keeps the other's.
 
-        before_turn: id of the first turn that is not taken over, nor what came with it or later; None takes all.
+        before: number of the first turn that is not taken over, nor what came with it or later; None takes all.
+        told: questions and answers that follow, as in `create`.
         Raises NotFound, or Conflict while that one answers.
         """
         self._claim(session_id)
         try:
             parent = await asyncio.to_thread(self.store.session, session_id)
-            before = None
-            if before_turn is not None:
-                before = (await asyncio.to_thread(self.store.turn, session_id, before_turn)).number
             created_at = now()
             child = msgspec.structs.replace(
                 parent,
@@ -149,10 +186,15 @@ class ChatService:
                 created_at=created_at,
                 updated_at=created_at,
             )
+            exchanges = await asyncio.to_thread(self._as_told, told, parent.budget_tokens // _TOLD_SHARE)
+
+            def copy(db: sqlite_utils.Database) -> dict[str, str]:
+                names = writing.fork_session(db, child, before)
+                import_exchanges(db, child.id, exchanges)
+                return names
+
             try:
-                names = await asyncio.wrap_future(
-                    self._database.write(lambda db: writing.fork_session(db, child, before))
-                )
+                names = await asyncio.wrap_future(self._database.write(copy))
                 await asyncio.wrap_future(self._engine.fork(parent, child, names))
             except BaseException:
                 # Also when the client is gone, who will never learn its id.
@@ -211,8 +253,10 @@ class ChatService:
             if handle is not None:
                 handle.cancel()
 
-    async def ask(self, session_id: str, question: Question) -> TurnFeed:
+    async def ask(self, session_id: str, question: Question, behind: str | None = None) -> TurnFeed:
         """Start a turn, which runs to its end whether or not anybody follows it.
+
+        behind: the turn that must be the session's last one; Conflict if it has gone on since.
 
         Raises NotFound, Conflict while the session answers something else, Unavailable when too many turns are at work,
         Invalid if the session was made for another model or the question cannot fit its budget.
@@ -224,6 +268,9 @@ class ChatService:
             session = await asyncio.to_thread(self.store.session, session_id)
             if session.model != self._model.name:
                 raise Invalid("session", f"made for model {session.model}; this server runs {self._model.name}")
+            last = await asyncio.to_thread(self.store.last_done, session_id) if behind else None
+            if last != behind:
+                raise Conflict(f"session {session_id} has gone on since turn {behind}")
             self._refuse_hopeless("content", question.content, session.budget_tokens)
             sampling = self._sampling(question)
             question_ids, candidates, deleted, exchanges = await asyncio.to_thread(self._retrieve, session_id, question)

@@ -12,6 +12,7 @@ import structlog
 from app.audit import schema, writing
 from app.audit.reading import Store
 from app.chat import ChatService, default_system, passages_as_read
+from app.conversations import Conversations
 from app.engine import Engine
 from app.errors import Unavailable
 from app.folder import FolderLock
@@ -32,6 +33,7 @@ class Services:
     settings: Settings
     model: LoadedModel
     chat: ChatService
+    conversations: Conversations
     library: Library
     store: Store
 
@@ -141,4 +143,11 @@ class Boot:
         if settings.bank_ahead:
             engine.read_ahead(default_system(model.template), partial(passages_as_read, library, model.template))
         chat = ChatService(settings, model, engine, self._audit, library)
-        return Services(settings=settings, model=model, chat=chat, library=library, store=chat.store)
+        return Services(
+            settings=settings,
+            model=model,
+            chat=chat,
+            conversations=Conversations(chat, model.name),
+            library=library,
+            store=chat.store,
+        )

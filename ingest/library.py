@@ -71,6 +71,7 @@ class Library:
         on_stored: Callable[[str, list[str]], None] = lambda *_: None,
         at_work: bool = True,
     ) -> None:
+        self.embedder = embedder
         self._database = database
         self._cut_by = f"{passage_tokens} {tokenizer}"
         self._uploads = UploadFolder(database.path.with_name(f"{database.path.name}-uploads"))

@@ -124,6 +124,13 @@ class Store:
         rows = self._rows("SELECT * FROM turns WHERE session_id = ? ORDER BY seq DESC LIMIT 1", [session_id])
         return _turn(rows[0]) if rows else None
 
+    def last_done(self, session_id: str) -> str | None:
+        """The id of a session's last turn in its history."""
+        rows = self._rows(
+            "SELECT id FROM turns WHERE session_id = ? AND status = 'done' ORDER BY number DESC LIMIT 1", [session_id]
+        )
+        return rows[0]["id"] if rows else None
+
     def turns(self, session_id: str, cursor: str | None, limit: int) -> Page[TurnRecord]:
         """A session's turns, oldest first, those that failed or were cancelled among them."""
         self.session(session_id)
@@ -186,15 +193,16 @@ class Store:
             told.insert(0, episode("read", msgspec.to_builtins(block)))
         return told
 
-    def find_history(self, names: Sequence[str]) -> list[tuple[str, TurnRecord, bool]]:
-        """The turns that end one of these histories, see `app.audit.chains`, the most recent first: the name, the turn,
-        and whether it is its session's last.
+    def find_history(self, names: Sequence[str], model: str) -> list[tuple[str, TurnRecord, bool]]:
+        """The turns of a model's sessions that end one of these histories (`app.audit.chains`), the latest first: the
+        name, the turn, and whether it is its session's last.
         """
         rows = self._rows(
             """SELECT turns.*, NOT EXISTS (SELECT 1 FROM turns AS later WHERE later.session_id = turns.session_id
                    AND later.status = 'done' AND later.number > turns.number) AS is_last
-               FROM turns WHERE chain IN (SELECT value FROM json_each(?)) AND status = 'done' ORDER BY seq DESC""",
-            [json.dumps(list(names))],
+               FROM turns WHERE chain IN (SELECT value FROM json_each(?)) AND status = 'done'
+                   AND session_id IN (SELECT id FROM sessions WHERE model = ?) ORDER BY seq DESC""",
+            [json.dumps(list(names)), model],
         )
         return [(row["chain"], _turn(row), bool(row["is_last"])) for row in rows]
 

@@ -194,7 +194,8 @@ class CompressionPoint(msgspec.Struct, frozen=True, kw_only=True):
     """The cache at one moment. compression_ratio: seen / resident. kv_bytes: 0 if no turn was at work.
 
     phase: "prefill" (passages were read), "recall", "eviction", "turn_end", "rolled_back" (the process had stopped in a
-        turn), or "forked" (the session began as a copy).
+        turn), "forked" (the session began as a copy), or
+        "imported" (an exchange that a client says was had).
     """
 
     turn_id: str

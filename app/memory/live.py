@@ -85,18 +85,19 @@ class LiveSessions:
     def _session(self, record: SessionRecord, stored: list[StoredBlock], cache: Session | None) -> LiveSession:
         """A session as SQLite has it, with its resident blocks. Raises NotFound if there are none.
 
-        cache: what holds them; None if all must be restored.
+        cache: what holds them; None if all must be restored. What it lacks must be, too.
         """
         system = [block.token_ids for block in stored if block.record.kind == "system"]
         if not system:
             raise NotFound("session", record.id)
+        held = set() if cache is None else set(cache.block_ids)
         return LiveSession(
             record=record,
             cache=cache or self._fresh(record),
             system=system[0],
             blocks={block.record.id: block.record for block in stored},
             seen_tokens=record.seen_tokens,
-            stale={block.record.id: block.token_ids for block in stored} if cache is None else {},
+            stale={block.record.id: block.token_ids for block in stored if block.record.id not in held},
             bank_keys={block.record.id: block.bank_key for block in stored if block.bank_key},
             offloaded={
                 block.record.passage_id: block.record

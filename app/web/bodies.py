@@ -146,11 +146,7 @@ class AskBody(_Body):
         if self.sample_top_k is not None:
             _between("sample_top_k", self.sample_top_k, 0, 1_000_000)
         Sampling(**self.sampling)
-        if len(self.stop_strings) > _MAX_STOPS:
-            raise ValueError(f"stop: {len(self.stop_strings)} strings, the limit is {_MAX_STOPS}")
-        for stop in self.stop_strings:
-            if not 1 <= len(stop) <= _MAX_STOP_CHARS:
-                raise ValueError(f"stop: a string of {len(stop)} characters is not between 1 and {_MAX_STOP_CHARS}")
+        check_stops(self.stop_strings)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -187,6 +183,15 @@ class AskBody(_Body):
             stop=tuple(self.stop_strings),
             allow_repetition=self.allow_repetition,
         )
+
+
+def check_stops(stops: list[str]) -> None:
+    """Raise ValueError unless these can be stop strings."""
+    if len(stops) > _MAX_STOPS:
+        raise ValueError(f"stop: {len(stops)} strings, the limit is {_MAX_STOPS}")
+    for stop in stops:
+        if not 1 <= len(stop) <= _MAX_STOP_CHARS:
+            raise ValueError(f"stop: a string of {len(stop)} characters is not between 1 and {_MAX_STOP_CHARS}")
 
 
 def _check_title(title: str) -> None:

@@ -11,6 +11,7 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, InternalServerException, SerializationException, ValidationException
 
 from app.problems import Problem, as_problem, invalid
+from app.web.openai import errors as openai
 
 log = structlog.get_logger()
 
@@ -78,6 +79,12 @@ def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[d
         problem.detail, problem.fields = f"body: larger than the limit of {limit} bytes", {"field": "body"}
     if problem.status >= 500 and not isinstance(error, Problem):
         log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
+    if openai.speaks(request.scope["path"]):
+        return Response(
+            openai.as_error(problem.status, problem.detail, problem.fields.get("field")),
+            status_code=openai.status_of(problem.status),
+            headers=problem.headers,
+        )
     return Response(
         problem.body(),
         status_code=problem.status,

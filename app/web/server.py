@@ -30,6 +30,7 @@ from app.folder import FolderLock
 from app.problems import Problem, invalid
 from app.services import Boot, Services
 from app.settings import Settings
+from app.web.openai.routes import OpenAIController
 from app.web.page import page
 from app.web.responses import to_response
 from app.web.routes.audit import AuditController
@@ -61,6 +62,7 @@ def create_app(settings: Settings, lock: FolderLock) -> Litestar:
             JobController,
             SessionController,
             AuditController,
+            OpenAIController,
             health,
             ready,
             page,

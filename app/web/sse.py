@@ -24,14 +24,14 @@ _LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u20
 
 async def frames(events: AsyncIterator[tuple[Place, Event]]) -> AsyncIterator[ServerSentEventMessage]:
     """Each event with its place as its id, and a comment whenever the line was silent for 15 seconds."""
-    yield ServerSentEventMessage(data=None, retry=_RETRY)
+    yield ServerSentEventMessage(data=None, retry=_RETRY, sep="\n")
     async for message in kept_alive(_frames(events)):
         yield message
 
 
 async def _frames(events: AsyncIterator[tuple[Place, Event]]) -> AsyncIterator[ServerSentEventMessage]:
     async for place, event in events:
-        yield ServerSentEventMessage(event=event.event, id=str(place), data=as_data(event))
+        yield ServerSentEventMessage(event=event.event, id=str(place), data=as_data(event), sep="\n")
 
 
 def as_data(value: object) -> str:
@@ -47,7 +47,7 @@ async def kept_alive(
         following = asyncio.ensure_future(anext(messages))
         try:
             while not (await asyncio.wait({following}, timeout=silence))[0]:
-                yield ServerSentEventMessage(data=None, comment="keep-alive")
+                yield ServerSentEventMessage(data=None, comment="keep-alive", sep="\n")
             message = await following
         except StopAsyncIteration:
             return

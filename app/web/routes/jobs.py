@@ -94,7 +94,7 @@ def _summary(job_id: str, changes: JobChanges) -> dict[str, Any]:
 
 
 def _message(event: str, id: str, data: object) -> ServerSentEventMessage:
-    return ServerSentEventMessage(event=event, id=id, data=as_data(data))
+    return ServerSentEventMessage(event=event, id=id, data=as_data(data), sep="\n")
 
 
 def _change(job_id: str, last_event_id: str) -> int:

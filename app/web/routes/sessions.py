@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -11,7 +10,6 @@ import msgspec
 from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
-from litestar.types import Receive
 
 from app.audit.reading import EvictionFilter, Message
 from app.audit.records import BlockRecord, BlockStory, CompressionPoint, Eviction, Recall, SessionRecord, TurnRecord
@@ -20,6 +18,7 @@ from app.services import Services
 from app.turns.events import Failed, Retrieval
 from app.turns.feed import Place, TurnFeed
 from app.web.bodies import AskBody, ForkBody, RenameBody, SessionBody
+from app.web.disconnect import until_left
 from app.web.routes.audit import eviction_filter
 from app.web.sse import EventStream, frames
 from ingest.database import Page
@@ -61,7 +60,10 @@ class SessionController(Controller):
         With `before_turn` it goes on from before that turn. It shares the other's K/V until either goes on. Evictions
         stay in the log of the session they happened in.
         """
-        return await services.chat.fork(session_id, data.title, data.before_turn)
+        before = None
+        if data.before_turn is not None:
+            before = (await asyncio.to_thread(services.store.turn, session_id, data.before_turn)).number
+        return await services.chat.fork(session_id, data.title, before)
 
     @patch("/{session_id:str}")
     async def rename(
@@ -93,7 +95,8 @@ class SessionController(Controller):
             # A turn that is refused becomes a problem before any byte of a stream is sent.
             await anext(feed.follow())
             if not data.stream:
-                return Response(await _collect(feed, request.receive, leave))
+                async with until_left(request.receive, leave):
+                    return Response(await _collect(feed))
         except BaseException:
             leave()
             raise
@@ -218,28 +221,18 @@ def _nothing() -> None:
     pass
 
 
-async def _collect(feed: TurnFeed, receive: Receive, leave: Callable[[], None]) -> dict[str, Any]:
-    """The turn as one value. leave: called if the client does."""
-    leaving = asyncio.create_task(_on_disconnect(receive, leave))
+async def _collect(feed: TurnFeed) -> dict[str, Any]:
+    """The turn as one value."""
     sources: list[Any] = []
     evictions: list[Eviction] = []
     recalls: list[Recall] = []
-    try:
-        async for _, event in feed.follow():
-            if isinstance(event, Retrieval):
-                sources = list(event.sources)
-            elif isinstance(event, Eviction):
-                evictions.append(event)
-            elif isinstance(event, Recall):
-                recalls.append(event)
-    finally:
-        leaving.cancel()
+    async for _, event in feed.follow():
+        if isinstance(event, Retrieval):
+            sources = list(event.sources)
+        elif isinstance(event, Eviction):
+            evictions.append(event)
+        elif isinstance(event, Recall):
+            recalls.append(event)
     if isinstance(event, Failed):
         raise Problem(HTTPStatus(event.problem["status"]), event.problem["detail"])
     return {**msgspec.structs.asdict(event), "sources": sources, "recalls": recalls, "evictions": evictions}
-
-
-async def _on_disconnect(receive: Receive, leave: Callable[[], None]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    leave()

@@ -125,7 +125,7 @@ def test_characters_at_which_clients_split_lines_are_written_otherwise(service: 
     with service.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
         raw = response.read().decode()
     assert not set("\u2028\u2029\x85") & set(raw)
-    sources = next(json.loads(line[6:]) for line in raw.split("\r\n") if line.startswith("data: "))["sources"]
+    sources = next(json.loads(line[6:]) for line in raw.split("\n") if line.startswith("data: "))["sources"]
     assert "\u2028" in sources[0]["text"]
     chat = service.run("chat", "--session", session, input="When does the zorbfish sing?\n")
     assert "Traceback" not in chat.stderr, chat.stderr
