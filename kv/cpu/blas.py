@@ -110,6 +110,22 @@ def load(
     return blas
 
 
+def numpy_sgemm() -> int:
+    """The address of the `cblas_sgemm`, with sizes of 64 bits, of the OpenBLAS inside NumPy's wheel; 0 without one.
+
+    It is held to one thread: callers bring their own.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    importlib.import_module("numpy")
+    for library in ThreadpoolController().select(prefix="libscipy_openblas").info():
+        function = getattr(ctypes.CDLL(library["filepath"]), "scipy_cblas_sgemm64_", None)
+        if function is not None:
+            _give_numpy_one_thread()
+            return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
+
+
 def _give_numpy_one_thread() -> None:
     """Keep the threads of NumPy's own OpenBLAS out of MLX's way: they spin when their work is done.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +14,11 @@ import mlx.nn as nn
 import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.utils import dequantize_model, hf_repo_to_path
+from mlx_lm.utils import hf_repo_to_path
 
-from kv.attention import observed
 from kv.config import KVCacheConfig
-from kv.model import smollm2
+from kv.cpu.passes import wanting
+from kv.model import oncpu, smollm2
 from kv.model.sampling import Sampling
 from kv.model.streams import can_share_a_pass
 from kv.model.template import ChatTemplate
@@ -66,7 +65,8 @@ class LoadedModel:
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token's keys and values take in all layers, by a pass that is laid out and never computed."""
         caches = KVCacheConfig(method="full").build(len(self.model.layers))
-        self.model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+        with wanting("shapes"):
+            self.model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         return sum(buffer.nbytes // buffer.shape[2] for cache in caches for buffer in cache.buffers)
 
     @cached_property
@@ -84,29 +84,24 @@ def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> Loade
     """Load a model on the calling thread, which must be the one that runs it.
 
     name: the embedded model's name, an mlx-lm model folder, or a hub name.
-    on_gpu: keep weights as they are (Metal, CUDA) or make them float32 (CPU, where quantised and half-precision
-        matrix products are many times slower). None asks MLX for its default device.
+    on_gpu: leave the model as it is (Metal, CUDA) or prepare it for the CPU; see `kv.model.oncpu`. None asks MLX for
+        its default device.
 
     Raises ValueError if the model's layers, tokenizer or template cannot be served, FileNotFoundError if it is missing.
     """
     if on_gpu is None:
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
     if name == smollm2.NAME:
-        model, tokenizer = smollm2.load(quantized=on_gpu)
+        model, tokenizer = smollm2.load(half=on_gpu)
         sampling = smollm2.SAMPLING
     else:
         model, tokenizer = mlx_lm.load(name)[:2]
         sampling = _own_sampling(name)
-        if not on_gpu:
-            model = dequantize_model(model)
-            model.set_dtype(mx.float32)
-            mx.eval(model.parameters())
+    if not on_gpu:
+        model = oncpu.prepare(model)
     ropes = [getattr(getattr(layer, "self_attn", None), "rope", None) for layer in model.layers]
     if any(rope is None for rope in ropes):
         raise ValueError(f"model {name!r}: a layer has no rotary attention of its own; it cannot be served")
-    if not on_gpu:
-        with suppress(ValueError):
-            observed.install(model)
     codec = TextCodec(tokenizer)
     return LoadedModel(
         name=name,

