@@ -74,12 +74,15 @@ export function query(values) {
   return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : '';
 }
 
+/** Most items of a page of any list. */
+const PAGE = 200;
+
 /** Every item of a list, page by page. @param {string} path @param {Record<string, any>} [values] @returns {Promise<any[]>} */
 export async function all(path, values) {
   const items = [];
   let cursor;
   do {
-    const page = await call(path + query({ limit: 500, ...values, cursor }));
+    const page = await call(path + query({ limit: PAGE, ...values, cursor }));
     items.push(...page.items);
     cursor = page.next_cursor;
   } while (cursor);

@@ -114,7 +114,7 @@ async function run(session, question, turn) {
     if (!accepted) return false;
   }
   if (control.signal.aborted) return true;
-  await settle(session, ended);
+  await settle(session, ended, control);
   return true;
 }
 
@@ -153,15 +153,16 @@ function turnOf(running, done) {
   };
 }
 
-/** The turn is over: what the server has of it is the truth. @param {string} id @param {boolean} ended */
-async function settle(id, ended) {
-  if (!ended) set({ turns: (await turnsOf(id)).filter(finished), running: null });
-  if (state.session?.id !== id) return;
-  const [session] = await Promise.all([call(`v1/sessions/${id}`), memory.load(id)]);
-  set({
-    ...(state.session?.id === id && { session, running: null }),
-    sessions: state.sessions.map((other) => (other.id === id ? session : other)),
-  });
+/** The turn is over: what the server has of it is the truth, unless the next one has begun.
+ * @param {string} id @param {boolean} ended @param {AbortController} control */
+async function settle(id, ended, control) {
+  const latest = () => following === control && state.session?.id === id;
+  if (!ended) {
+    const turns = await turnsOf(id);
+    if (latest()) set({ turns: turns.filter(finished), running: null });
+  }
+  const [session] = await Promise.all([call(`v1/sessions/${id}`), memory.load(id, latest)]);
+  set({ ...(state.session?.id === id && { session }), sessions: state.sessions.map((other) => (other.id === id ? session : other)) });
 }
 
 /** Stop the answer that is being written; what is there of it stays. */

@@ -131,7 +131,7 @@ function choose(folder) {
   const input = h('input', { type: 'file', multiple: true, webkitdirectory: folder });
   input.addEventListener('change', () => {
     const chosen = [...input.files].map((file) => ({ file, name: file.webkitRelativePath || file.name }));
-    take(chosen.filter(({ name }) => !name.split('/').slice(1).some((part) => part.startsWith('.'))));
+    take(chosen.filter(({ name }) => !name.split('/').slice(1).some((/** @type {string} */ part) => part.startsWith('.'))));
   });
   input.click();
 }
@@ -186,7 +186,7 @@ function view() {
 
 const STATUS = /** @type {Record<string, string>} */ ({ waiting: 'waiting', sending: 'sending', queued: 'in line', running: 'reading', done: 'ready', failed: 'not read', cancelled: 'cancelled', unchanged: 'unchanged' });
 
-/** @param {HTMLElement} place */
+/** @param {any} place */
 function drawUploads(place) {
   const uploads = /** @type {Upload[]} */ (state.uploads);
   place.hidden = uploads.length === 0;
@@ -206,7 +206,7 @@ function drawUploads(place) {
   each(place.querySelector('ol'), order, ({ id }) => id, () => h('li', null, h('span', { class: 'grow upload-name' }), h('span', { class: 'upload-status' }), h('p', { class: 'upload-error' })), (line, upload) => {
     line.className = `upload is-${upload.status}`;
     line.children[0].textContent = upload.name;
-    line.children[1].textContent = `${STATUS[upload.status]}${upload.status === 'done' && upload.version > 1 ? `, version ${upload.version}` : ''}`;
+    line.children[1].textContent = `${STATUS[upload.status]}${upload.status === 'done' && (upload.version ?? 1) > 1 ? `, version ${upload.version}` : ''}`;
     line.children[2].textContent = upload.error ?? '';
     line.children[2].hidden = !upload.error;
   });
@@ -222,7 +222,7 @@ function drawTable(place) {
   if (!place.querySelector('table')) {
     place.replaceChildren(h('table', { class: 'document-table' }, h('thead', null, h('tr', null, ['Name', 'Passages', 'Size', 'Version', 'Added'].map((name, i) => h('th', { scope: 'col', class: i ? 'number' : '' }, name)), h('th', null, h('span', { class: 'hidden' }, 'Actions')))), h('tbody')));
   }
-  each(/** @type {any} */ (place.querySelector('tbody')), documents, (document) => `${document.id} ${document.status}`, row, (element, document) => element.classList.toggle('is-open', document.id === route.document));
+  each(place.querySelector('tbody'), documents, (document) => `${document.id} ${document.status}`, row, (element, document) => element.classList.toggle('is-open', document.id === route.document));
 }
 
 /** @param {any} document */

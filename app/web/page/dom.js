@@ -44,20 +44,20 @@ export const byId = (id) => document.getElementById(id);
 
 /** Make the children of `parent` those of `items`, keeping the element of each key.
  * @template T
- * @param {Element} parent
+ * @param {any} parent
  * @param {T[]} items
  * @param {(item: T) => string} key
  * @param {(item: T) => any} create
  * @param {(element: any, item: T, index: number) => void} [update] */
 export function each(parent, items, key, create, update) {
-  const held = new Map([...parent.children].map((element) => [/** @type {any} */ (element).key, element]));
+  const held = new Map([...parent.children].map((element) => [element.key, element]));
   let place = parent.firstElementChild;
   items.forEach((item, index) => {
     let element = held.get(key(item));
     if (element) held.delete(key(item));
     else {
       element = create(item);
-      /** @type {any} */ (element).key = key(item);
+      element.key = key(item);
     }
     if (element === place) place = place.nextElementSibling;
     else parent.insertBefore(element, place);

@@ -24,12 +24,13 @@ export const tokensOf = (blocks) => blocks.reduce((sum, block) => sum + block.to
 /** The blocks that the bar shows: now, or as they were at the moment looked at. */
 export const shown = () => state.moment?.blocks ?? resident(state.blocks);
 
-/** What the server has of the session's memory, in place of what the stream's events made of it. @param {string} session */
-export async function load(session) {
+/** What the server has of the session's memory, in place of what the stream's events made of it.
+ * @param {string} session @param {() => boolean} [wanted] whether it still is, once it is there */
+export async function load(session, wanted = () => state.session?.id === session) {
   const [blocks, evictions, recalls, points] = await Promise.all(
     ['cache', 'evictions', 'recalls', 'compression'].map((what) => all(`v1/sessions/${session}/${what}`)),
   );
-  if (state.session?.id === session) set({ blocks, evictions, recalls, points });
+  if (wanted()) set({ blocks, evictions, recalls, points });
 }
 
 /** @param {string} turn @param {Partial<Block>} fields @returns {Block} */

@@ -35,6 +35,7 @@ function start() {
   addEventListener('popstate', arrive);
   addEventListener('hashchange', arrive);
   arrive();
+  set(state);
   load();
 }
 

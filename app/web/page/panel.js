@@ -9,7 +9,7 @@ import { KINDS } from './memory.js';
 import * as reader from './reader.js';
 import { also } from './route.js';
 import { on, state } from './store.js';
-import { audit, leaving, nameOf, numberOf, textOf, why } from './why.js';
+import { audit, leaving, nameOf, textOf, why } from './why.js';
 
 const TABS = /** @type {const} */ ([['memory', 'Memory'], ['source', 'Source'], ['log', 'Log'], ['figures', 'Figures']]);
 
@@ -103,30 +103,26 @@ async function drawStory(place) {
     place.replaceChildren(h('p', { class: 'muted' }, 'There is no such block in this session.'));
     return;
   }
+  const { kind } = block;
   const { sentence, row } = why(block);
   place.replaceChildren(
     h('button', { type: 'button', class: 'text-button back', on: { click: () => also({ block: undefined }) } }, '‹ All blocks'),
     h('h3', { class: 'story-name' }, chip(block.kind), nameOf(block)),
     h('p', { class: 'muted' }, `${KINDS[block.kind]?.name ?? block.kind} · ${plural(block.tokens, 'token')} · ${{ resident: 'in memory', coming: 'being read', offloaded: 'on the shelf', dropped: 'gone' }[block.state]}`),
-    h('p', { class: 'sentence' }, block.state === 'resident' || block.state === 'coming' ? `In the model’s memory now.` : sentence),
+    h('p', { class: 'sentence' }, block.state === 'resident' || block.state === 'coming' ? 'In the model’s memory now.' : sentence),
     row && audit(row),
     h('blockquote', { class: 'story-text' }, text.trim()),
     block.document_id && h('button', { type: 'button', class: 'button', on: { click: () => also({ panel: 'source', document: block.document_id ?? undefined, passage: block.passage_id ?? undefined }) } }, icon('file'), 'Open in its document'),
     h('h4', null, 'Its story'),
-    h('ol', { class: 'history' }, history.map((entry) => h('li', { class: `history-${entry.what}` }, h('span', null, tell(entry)), entry.at && time(entry.at)))),
+    h('ol', { class: 'history' }, history.map((episode) => h('li', { class: `history-${episode.what}` }, h('span', null, tell(episode, kind)), time(episode.created_at)))),
   );
   if (scroll) place.scrollIntoView({ block: 'nearest' });
 }
 
-/** @param {any} entry */
-function tell(entry) {
-  const turn = entry.turn ?? numberOf(entry.turn_id);
+/** @param {{what: string, turn: number | null, recall: any, eviction: any}} episode @param {string} kind */
+function tell({ what, turn, recall, eviction }, kind) {
+  if (eviction) return leaving(eviction);
   const where = turn ? ` in turn ${turn}` : '';
-  if (entry.what === 'evicted') return leaving(entry.eviction ?? entry);
-  if (entry.what === 'recalled') {
-    const recall = entry.recall ?? entry;
-    return `Recalled${where} from ${recall.origin} in ${seconds(recall.seconds)}, unread.`;
-  }
-  if (entry.what === 'moved_to_end') return `Moved${where} to where the newest is read.`;
-  return `${entry.kind === 'answer' ? 'Written' : 'Read'}${where}.`;
+  if (recall) return `Recalled${where} from ${recall.origin} in ${seconds(recall.seconds)}, unread.`;
+  return `${what === 'read' && kind === 'answer' ? 'Written' : 'Read'}${where}.`;
 }

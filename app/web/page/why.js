@@ -74,7 +74,7 @@ export function leaving(row) {
   const turn = numberOf(row.turn_id);
   const when = turn ? `In turn ${turn}` : 'Once';
   const step = row.step ? `, after ${plural(row.step, 'token')} of the answer` : '';
-  return `${when}${step} it left because ${REASONS[row.reason] ?? row.reason}; it was ${row.rank === 1 ? 'the first' : `${ordinal(row.rank)} in line`} to go, and freed ${plural(row.tokens, 'token')}.`;
+  return `${when}${step} it left because ${REASONS[row.reason] ?? row.reason}; it was ${row.rank === 1 ? 'the first' : ordinal(row.rank)}${row.candidates ? ` of ${count(row.candidates)}` : ''} in line to go, and freed ${plural(row.tokens, 'token')}.`;
 }
 
 /** @param {number} value */
@@ -86,7 +86,7 @@ export function ordinal(value) {
 /** The row of the audit, as it stands there. @param {any} row */
 export function audit(row) {
   const facts = /** @type {[string, string][]} */ ([
-    ['Rank', count(row.rank)],
+    ['Rank', `${count(row.rank)}${row.candidates ? ` of ${count(row.candidates)}` : ''}`],
     ['Attention', Number(row.score).toPrecision(3)],
     ['In view', `${count(row.resident_before)} → ${count(row.resident_after)} tokens`],
     ['Freed', bytes(row.bytes_freed)],
