@@ -219,7 +219,7 @@ def test_a_seed_repeats_an_answer(client: openai.OpenAI) -> None:
         ({"logit_bias": {"99999999": 1}}, "logit_bias"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"extra_body": {"retrieval": {"top_k": 21}}}, "retrieval.top_k"),
+        ({"extra_body": {"retrieval": {"top_k": 21}}}, "retrieval"),
         ({"messages": []}, "messages"),
         ({"messages": [NARVA, {"role": "assistant", "content": "x"}]}, "messages.1.role"),
         ({"messages": [NARVA, {"role": "system", "content": "x"}, NARVA]}, "messages"),
