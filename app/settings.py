@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,19 @@ from typing import Any
 import msgspec
 
 PREFIX = "KEEPWHOLE_"
+# Scheme, host and port and nothing else, as browsers send it.
+_ORIGIN = re.compile(
+    r"https?://[a-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?|(chrome|moz)-extension://[a-z0-9-]+"
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting, with its unit. Each is read from the environment variable KEEPWHOLE_<NAME>.
 
     host, port: where to listen. data_dir: where the databases live. model: the embedded model's name, an mlx-lm folder
-    or a hub name. api_key: the bearer token that requests must carry; None asks for none. budget_tokens: default KV
+    or a hub name. api_key: the bearer token that requests must carry; None asks for none. origins: other sites
+    whose pages may call this server from their visitors' browsers, such as "https://chat.example:3000", with commas
+    between; "*" for all, which needs an API key. budget_tokens: default KV
     budget of a session, in tokens per layer. prefill_step: most tokens of a forward pass. kv_memory_mb: most memory
     beside the model: the K/V of sessions, the bank, and a quarter for what comes and goes in a forward pass. Idle
     sessions beyond it go to disk, least recently used first, and come back when needed; turns whose sessions could
@@ -39,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path = Path("~/.keepwhole")
     model: str = "smollm2-135m-instruct"
     api_key: str | None = None
+    origins: str = ""
     budget_tokens: int = 2048
     prefill_step: int = 256
     kv_memory_mb: int = 2048
@@ -91,10 +99,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             key.isascii() and key.isprintable() and key and key == key.strip()
         ):
             raise ValueError(f"{PREFIX}API_KEY: must be printable ASCII, not empty, with no space at either end")
+        for origin in self.allowed_origins:
+            if origin == "*" and self.api_key is None:
+                raise ValueError(
+                    f"{PREFIX}ORIGINS: '*' opens a server without a key to every site; set {PREFIX}API_KEY"
+                )
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{PREFIX}ORIGINS: {origin!r} is not like https://chat.example or http://localhost:3000"
+                )
         if self.api_key is None and not is_loopback(self.host):
             raise ValueError(
                 f"{PREFIX}HOST: {self.host} is reachable from other machines; set {PREFIX}API_KEY or use 127.0.0.1"
             )
+
+    @property
+    def allowed_origins(self) -> list[str]:
+        """`origins` as a list."""
+        return [origin.strip() for origin in self.origins.split(",") if origin.strip()]
 
     @property
     def folder(self) -> Path:

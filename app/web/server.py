@@ -17,6 +17,7 @@ import structlog
 import swagger_ui_bundle
 import uvicorn
 from litestar import Litestar, Request
+from litestar.config.cors import CORSConfig
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -74,8 +75,22 @@ def create_app(settings: Settings, lock: FolderLock) -> Litestar:
         lifespan=[lifespan],
         state=State({"boot": boot, "settings": settings}),
         request_max_body_size=settings.max_upload_bytes,
+        cors_config=_cors(settings.allowed_origins),
         openapi_config=_openapi(),
         logging_config=None,
+    )
+
+
+def _cors(origins: list[str]) -> CORSConfig | None:
+    """What lets pages of these sites call from a browser: preflights are answered, and answers may be read."""
+    if not origins:
+        return None
+    return CORSConfig(
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "PATCH", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After"],
+        max_age=600,
     )
 
 
@@ -102,9 +117,11 @@ def _require_own_page(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRou
     origin = connection.headers.get("origin")
     if origin is None or connection.scope.get("method") in ("GET", "HEAD"):
         return
-    if urlsplit(origin).netloc != connection.headers.get("host"):
+    allowed = connection.app.state.settings.allowed_origins
+    if urlsplit(origin).netloc != connection.headers.get("host") and not {origin, "*"} & set(allowed):
         raise Problem(
-            HTTPStatus.FORBIDDEN, f"Origin: {origin[:80]!r} is another site; this server answers its own pages"
+            HTTPStatus.FORBIDDEN,
+            f"Origin: {origin[:80]!r} is another site; pages are answered of this server, and in KEEPWHOLE_ORIGINS",
         )
 
 
