@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import click
 import httpx
 
 _PAGE = 200
 _READY_SECONDS = 0.5
+# A server that starts again loads its model first.
+_RESTART_SECONDS = 60.0
 
 
 class ServerError(click.ClickException):
@@ -57,15 +60,35 @@ class Client:
             parts.append(("metadata", (None, json.dumps(metadata).encode())))
         return self.call("POST", "/v1/documents", files=parts)
 
-    def items(self, path: str) -> Iterator[Any]:
+    def items(self, path: str, **conditions: str) -> Iterator[Any]:
         """Every item of a list, page by page."""
-        cursor = None
-        while True:
-            parameters = {"limit": _PAGE, **({"cursor": cursor} if cursor else {})}
-            page = self.call("GET", path, params=parameters)
+        for page in self.pages(path, None, **conditions):
             yield from page["items"]
+
+    def pages(self, path: str, cursor: str | None = None, **conditions: str) -> Iterator[Any]:
+        """The pages of a list, from `cursor` on."""
+        while True:
+            parameters = {**conditions, "limit": _PAGE, **({"cursor": cursor} if cursor else {})}
+            page = self.call("GET", path, params=parameters)
+            yield page
             if (cursor := page["next_cursor"]) is None:
                 return
+
+    def download(self, path: str, **parameters: str) -> Iterator[bytes]:
+        """A file, piece by piece. Raises ServerError."""
+        try:
+            with self._http.stream("GET", path, params=parameters) as response:
+                if response.is_error:
+                    response.read()
+                    raise _error(response)
+                yield from response.iter_bytes()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+
+    @staticmethod
+    def quoted(id: str) -> str:
+        """An id that somebody typed, as a part of a path."""
+        return quote(id, safe="")
 
     def close(self) -> None:
         """Close its connections."""
@@ -89,32 +112,56 @@ class Client:
                     raise
                 time.sleep(_READY_SECONDS)
 
-    def ask(self, session_id: str, body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Ask; yields (event, data) as they come. Raises ServerError."""
-        try:
-            with self._http.stream("POST", f"/v1/sessions/{session_id}/messages", json=body) as response:
-                if response.is_error:
-                    response.read()
-                    raise _error(response)
-                yield from _events(response)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from error
+    def ask(
+        self, session_id: str, body: dict[str, Any], *, on_lost: Callable[[], object] = lambda: None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Ask; yields (event, data) as they come. A server that is lost in the middle is waited for, and asked for the
+        rest. Raises ServerError.
+
+        on_lost: called when the line breaks.
+        """
+        place, path = None, f"/v1/sessions/{session_id}"
+        body = {**body, "on_disconnect": "finish"}
+        while True:
+            try:
+                if place is None:
+                    opened = self._http.stream("POST", f"{path}/messages", json=body)
+                else:
+                    opened = self._http.stream("GET", f"{path}/events", headers={"Last-Event-ID": place})
+                with opened as response:
+                    if response.is_error:
+                        response.read()
+                        raise _error(response)
+                    for behind, event, data in _events(response):
+                        place = behind
+                        yield event, data
+                        if event in ("done", "error"):
+                            return
+                if place is None or response.status_code == HTTPStatus.NO_CONTENT:
+                    return
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                if place is None:
+                    raise self._unreachable(error) from error
+            on_lost()
+            self.wait_until_ready(_RESTART_SECONDS, is_starting=True)
 
     def _unreachable(self, error: Exception) -> Unreachable:
         return Unreachable(f"no answer from {self._url} ({error}); is `keepwhole serve` running?")
 
 
-def _events(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(event, data) of each frame. httpx's own lines end at U+2028 and others too, inside what somebody has written."""
-    event, held = "", b""
+def _events(response: httpx.Response) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(id, event, data) of each frame. httpx's own lines end at U+2028 and others too, inside what somebody wrote."""
+    place, event, held = "", "", b""
     for piece in response.iter_bytes():
         *lines, held = (held + piece).split(b"\n")
         for line in lines:
             name, _, value = line.rstrip(b"\r").partition(b": ")
-            if name == b"event":
+            if name == b"id":
+                place = value.decode()
+            elif name == b"event":
                 event = value.decode()
             elif name == b"data":
-                yield event, json.loads(value)
+                yield place, event, json.loads(value)
 
 
 def _error(response: httpx.Response) -> ServerError:

@@ -1,4 +1,4 @@
-"""The command line: `keepwhole serve`, `ingest`, `search`, `chat`, `doctor` and `bench`."""
+"""The command line: `keepwhole serve`, `ingest`, `search`, `chat`, `audit`, `doctor`, `bench` and `completion`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import click
 import msgspec
@@ -223,58 +222,66 @@ def search(query: str, top_k: int, url: str | None, api_key: str | None) -> None
 
 @main.command()
 @click.option("--session", "session_id", help="Go on with this session instead of starting one.")
+@click.option("--last", is_flag=True, help="Go on with the session that was used last.")
 @click.option("--budget-tokens", type=int, help="KV budget of a new session.")
 @click.option("--top-k", default=4, show_default=True, help="Passages to retrieve for each question.")
 @_server_options
-def chat(session_id: str | None, budget_tokens: int | None, top_k: int, url: str | None, api_key: str | None) -> None:
+def chat(
+    session_id: str | None, last: bool, budget_tokens: int | None, top_k: int, url: str | None, api_key: str | None
+) -> None:
     """Chat in the terminal. Ctrl-C stops an answer; Ctrl-D leaves."""
-    from app.cli.client import ServerError
+    from app.cli import chatting
 
+    if sum(option is not None for option in (session_id, last or None, budget_tokens)) > 1:
+        raise click.ClickException(
+            "--session, --last and --budget-tokens do not go together: the budget is a new session's"
+        )
     client = _client(url, api_key)
-    if session_id is None:
-        body = {} if budget_tokens is None else {"budget_tokens": budget_tokens}
-        session_id = client.call("POST", "/v1/sessions", json=body)["id"]
+    session = chatting.open_session(client, session_id, last=last, budget_tokens=budget_tokens)
+    chatting.chat(client, session, top_k, console)
+
+
+@main.command()
+@click.option("--session", "session_id", help="Of this session only.")
+@click.option("--kind", help="Of this kind of block only: prose, code, table, list, question, answer.")
+@click.option("--reason", help="For this reason only: not_relevant, room_for_turn, room_for_answer, document_deleted.")
+@click.option("--document", "document_id", help="Of this document only, by its id.")
+@click.option("--since", help="From this time on, ISO 8601.")
+@click.option("--until", help="Up to this time, ISO 8601.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="The newest so many, as a table.")
+@click.option("--follow", is_flag=True, help="Go on, a line for each block that leaves.")
+@click.option("--export", "form", type=click.Choice(["csv", "jsonl", "json"]), help="All of them, in this form.")
+@_server_options
+def audit(
+    limit: int, follow: bool, form: str | None, url: str | None, api_key: str | None, **given: str | None
+) -> None:
+    """Show what left the caches, when and why."""
+    from app.cli import auditing
+
+    if follow and form:
+        raise click.ClickException("--follow and --export do not go together")
+    client = _client(url, api_key)
+    conditions = {name: value for name, value in given.items() if value is not None}
+    if form is not None:
+        for piece in auditing.export(client, conditions, form):
+            sys.stdout.buffer.write(piece)
+        sys.stdout.flush()
+    elif follow:
+        auditing.follow(client, conditions)
     else:
-        session_id = quote(session_id, safe="")
-        client.call("GET", f"/v1/sessions/{session_id}")
-    console.print(f"[dim]session {session_id}[/dim]")
-    while True:
-        try:
-            question = click.prompt(">", prompt_suffix=" ", err=True)
-        except click.Abort:
-            console.print()
-            return
-        try:
-            _show_answer(client, session_id, {"content": printable(question), "top_k": top_k})
-        except ServerError as error:
-            console.print(str(error), style="red", markup=False)
-        except KeyboardInterrupt:
-            client.call("POST", f"/v1/sessions/{session_id}/cancel")
-            console.print("\n[dim]stopped[/dim]")
+        auditing.show(client, conditions, limit)
 
 
-def _show_answer(client: Client, session_id: str, body: dict[str, Any]) -> None:
-    for event, data in client.ask(session_id, body):
-        if event == "retrieval" and data["sources"]:
-            for source in data["sources"]:
-                place = " > ".join(part for part in (source["name"], source["heading"]) if part)
-                console.print(f"  {place} · {source['tokens']} tokens · {source['state']}", style="dim", markup=False)
-        elif event == "eviction":
-            console.print(f"  evicted {data['kind']} of {data['tokens']} tokens ({data['reason']})", style="dim")
-        elif event == "token":
-            click.echo(data["text"], nl=False)
-            sys.stdout.flush()
-        elif event == "error":
-            console.print(f"\n{data['problem']['detail']}", style="red", markup=False)
-        elif event == "done":
-            click.echo()
-            cache, usage = data["cache"], data["usage"]
-            console.print(
-                f"  {usage['prefilled_tokens']} tokens read, {usage['cached_tokens']} were there · "
-                f"cache {cache['resident_tokens']}/{cache['budget_tokens']} · "
-                f"{data['timings']['total']:.1f} s",
-                style="dim",
-            )
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete this command; `eval "$(keepwhole completion bash)"` in its start file."""
+    from click.shell_completion import get_completion_class
+
+    name = "keepwhole"
+    completes = get_completion_class(shell)
+    assert completes is not None
+    click.echo(completes(main, {}, name, f"_{name.upper()}_COMPLETE").source())
 
 
 @main.command()

@@ -39,11 +39,11 @@ class Service:
         }
         self.start()
 
-    def start(self) -> None:
-        """Start it and wait until it says that it is ready."""
+    def start(self, *options: str) -> None:
+        """Start it and wait until it says that it is ready. options: of the command, in place of any free port."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, "serve", "--port", "0"],
+                [*COMMAND, "serve", *(options or ("--port", "0"))],
                 env=self.environment,
                 stdout=subprocess.PIPE,
                 stderr=log,

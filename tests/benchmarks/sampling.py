@@ -1,11 +1,11 @@
 """How the embedded model's tokens are best chosen: right answers and loops, by sampling parameters.
 
-    python -m tests.benchmarks.sampling xquad-dev.json [--questions 120] [--tokens 96]
+    python -m tests.benchmarks.sampling xquad-dev.json [--questions 120] [--tokens 96] [--seeds 3]
 
 Each question of XQuAD is asked behind the four passages that search finds for it, best last, as a turn has them. One
 prefill serves all ways of choosing. Right: the answer's text holds a reference answer, case and articles aside.
 Loops: answers that `app.turns.repeats` would end, and those of which a sentence stands there three times.
-Draws are seeded by question; a way that draws is run with three seeds.
+Draws are seeded by question; a way that draws is run with several seeds.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--questions", type=int, default=120)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     model = load_model()
     template = model.template
@@ -104,7 +105,7 @@ def main() -> None:
         for _ in session.prefill(parts, answer=NewBlock("a", template.assistant.before), logits=True):
             pass
         for name, way in WAYS.items():
-            for seed in range(3 if way.get("temperature") else 1):
+            for seed in range(given.seeds if way.get("temperature") else 1):
                 text, looped = answer(model, session, Sampling(**way, seed=1000 * seed + number), given.tokens)
                 count = counts[name]
                 count["right"] += any(normal(reference) in normal(text) for reference in references)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import Annotated
 
 import msgspec
 from litestar import Controller, get
 from litestar.di import NamedDependency, Provide
-from litestar.params import FromQuery
+from litestar.params import FromQuery, QueryParameter
+from litestar.response import Stream
 
 from app.audit.reading import EvictionFilter
 from app.audit.records import Eviction, Move
+from app.problems import invalid
 from app.services import Services
+from app.web.tables import as_file
 from ingest.database import Page
 
 
@@ -48,12 +53,26 @@ class AuditController(Controller):
         services: NamedDependency[Services],
         where: NamedDependency[EvictionFilter],
         session_id: FromQuery[str | None] = None,
+        form: Annotated[str | None, QueryParameter(name="format")] = None,
         cursor: FromQuery[str | None] = None,
         limit: FromQuery[int] = 100,
-    ) -> Page[Eviction]:
-        """Every block that left any session, in the order they left; all conditions given must hold."""
+    ) -> Page[Eviction] | Stream:
+        """Every block that left any session, in the order they left; all conditions given must hold.
+
+        With `format` (`json`, `jsonl` or `csv`) all of them, as a file.
+        """
         where = msgspec.structs.replace(where, session_id=session_id)
+        if form is not None:
+            if cursor is not None:
+                raise invalid("cursor", "does not go with format, which gives all rows")
+            return await asyncio.to_thread(self._as_file, services, where, form)
         return await asyncio.to_thread(services.store.evictions, where, cursor, limit)
+
+    @staticmethod
+    def _as_file(services: Services, where: EvictionFilter, form: str) -> Stream:
+        # What is wrong with the conditions is said before a file begins.
+        services.store.evictions(where, None, 1)
+        return as_file(Eviction, form, "evictions", partial(services.store.evictions, where))
 
     @get("/moves")
     async def moves(
