@@ -1,7 +1,7 @@
 // The conversation: turns, the one being written, the composer. A turn is drawn when it comes near what is seen.
 
 import { ask, asking, branch, setAsking, stop } from './conversation.js';
-import { byId, copy, count, each, h, icon, iconButton, menu, plural, seconds, time } from './dom.js';
+import { byId, copy, count, each, h, icon, iconButton, menu, plural, put, seconds, time } from './dom.js';
 import { blockOf } from './map.js';
 import { render } from './markdown.js';
 import { also, link } from './route.js';
@@ -56,12 +56,13 @@ function drawTop() {
   document.title = state.route.view === 'documents' ? 'Documents – Keepwhole' : `${title} – Keepwhole`;
   const more = iconButton('more', 'Session actions', (event) => session && openMenu(event.currentTarget, session));
   const panel = iconButton('memory', 'Show or hide what the model sees', () => document.body.classList.toggle('panel-hidden'), { class: 'quiet-button panel-toggle' });
-  byId('top').replaceChildren(
+  put(
+    byId('top'),
     iconButton('menu', 'Sessions', () => document.body.classList.toggle('side-open'), { class: 'quiet-button side-toggle' }),
     h('h1', null, title),
-    ...(session?.forked_from ? [h('a', { class: 'forked', href: `#/sessions/${session.forked_from}`, title: 'A copy; open where it came from' }, icon('fork'), h('span', { class: 'hidden' }, 'Copied from another session'))] : []),
+    session?.forked_from && h('a', { class: 'forked', href: `#/sessions/${session.forked_from}`, title: 'A copy; open where it came from' }, icon('fork'), h('span', { class: 'hidden' }, 'Copied from another session')),
     h('span', { class: 'grow' }),
-    ...(session ? [more] : []),
+    session && more,
     panel);
 }
 
@@ -90,7 +91,7 @@ function drawTurns() {
     else if (item.problem) fillProblem(element, item.problem);
   });
   if (starts) (follows = true), toBottom(false);
-  else if (running && follows) toBottom(false);
+  else if ((running || wasWriting) && follows) toBottom(false);
   else if (place.dataset.session !== (session?.id ?? '') && turns.length) {
     follows = true;
     if (!state.route.turn) toBottom(false);
@@ -140,9 +141,9 @@ function question(text, turn) {
   const asked = h('div', { class: 'question' }, h('h2', { class: 'hidden' }, 'Question'), h('p', { class: 'question-text' }, text));
   if (turn) {
     asked.append(h('div', { class: 'question-actions' },
-      h('span', { class: 'memory-state', data: { kind: 'question' } }),
       iconButton('edit', 'Edit and ask in a copy', () => edit(asked, turn)),
-      iconButton('copy', 'Copy question', () => copy(text, 'Question'))));
+      iconButton('copy', 'Copy question', () => copy(text, 'Question')),
+      h('span', { class: 'memory-state', data: { kind: 'question' } })));
   }
   return asked;
 }
@@ -169,6 +170,7 @@ function footer(turn) {
     ended && h('p', { class: 'muted ended' }, ended),
     sources.length > 0 && h('ol', { class: 'sources', 'aria-label': 'Sources' }, sources.map((source, i) => h('li', null, sourceButton(source, i)))),
     h('div', { class: 'actions' },
+      h('span', { class: 'memory-state', data: { kind: 'answer' } }),
       iconButton('copy', 'Copy answer with its sources', () => copy(asMarkdown(turn), 'Answer')),
       iconButton('retry', 'Ask again in a copy', () => branch(turn, turn.question)),
       iconButton('clock', 'What did the model see then?', () => also({ moment: turn.id, panel: 'memory', block: undefined })),
@@ -177,15 +179,14 @@ function footer(turn) {
         { label: 'Link to this answer', press: () => copy(link({ view: 'chat', session: state.session?.id, turn: turn.id }), 'Link') },
         { label: 'Link to this moment', press: () => copy(link({ view: 'chat', session: state.session?.id, moment: turn.id }), 'Link') },
         { label: 'What left in this turn', press: () => also({ panel: 'log', query: turn.id }) },
-      ])),
-      h('span', { class: 'memory-state', data: { kind: 'answer' } })),
+      ]))),
     answered);
 }
 
 /** @param {HTMLElement} place @param {Turn} turn */
 function explain(place, turn) {
   const { sentence, row } = why(blockOf({ turn_id: turn.id, kind: 'answer' }));
-  place.replaceChildren(h('p', { class: 'sentence' }, sentence), ...(row ? [audit(row)] : []));
+  put(place, h('p', { class: 'sentence' }, sentence), row && audit(row));
   place.hidden = false;
 }
 
@@ -230,7 +231,7 @@ function progress({ phase, prefill, sources, recalled, evicted }) {
   if (used) parts.push(`From ${plural(used, 'source')}`);
   if (phase === 'reading') parts.push(prefill ? `reading ${count(prefill.done)} of ${count(prefill.total)} tokens` : 'reading');
   if (recalled) parts.push(`${count(recalled)} recalled`);
-  if (evicted) parts.push(`${plural(evicted, 'block')} left`);
+  if (evicted) parts.push(`${count(evicted)} evicted`);
   return parts.join(' · ');
 }
 
@@ -273,7 +274,7 @@ function drawMemoryState(element) {
     const away = block && block.state !== 'resident' ? block : null;
     if (place.dataset.state === (away?.state ?? '')) continue;
     place.dataset.state = away?.state ?? '';
-    place.replaceChildren(...(away ? [h('button', { type: 'button', class: 'text-button', on: { click: () => also({ panel: 'memory', block: away.id }) } }, away.state === 'offloaded' ? 'on the shelf' : 'forgotten')] : []));
+    put(place, away && h('button', { type: 'button', class: 'text-button', on: { click: () => also({ panel: 'memory', block: away.id }) } }, away.state === 'offloaded' ? 'on the shelf' : 'forgotten'));
   }
 }
 

@@ -1,7 +1,7 @@
 // Documents: taking them in by drop or choice, file by file; the list of them; search; deleting.
 
 import { Refused, all, asProblem, call, request } from './api.js';
-import { announce, byId, bytes, confirmed, count, each, h, icon, iconButton, menu, plural, time, toast } from './dom.js';
+import { announce, byId, bytes, confirmed, count, each, h, icon, iconButton, menu, plural, put, time, toast } from './dom.js';
 import { chip } from './map.js';
 import { also, go } from './route.js';
 import { attempt } from './sessions.js';
@@ -249,9 +249,10 @@ async function drawFound(place, words) {
   const { items, vectors } = await call('v1/search', { json: { query: words, top_k: 20 } });
   if (state.route.query !== words) return;
   announce(plural(items.length, 'passage'));
-  place.replaceChildren(
+  put(
+    place,
     h('h2', { class: 'row-head' }, items.length ? `${plural(items.length, 'passage')}, best first` : 'Nothing found'),
-    vectors && !vectors.ready && h('p', { class: 'muted' }, 'Search by meaning is not ready yet; these were found by their words.') || '',
+    vectors && !vectors.ready && h('p', { class: 'muted' }, 'Search by meaning is not ready yet; these were found by their words.'),
     h('ol', { class: 'hit-list' }, items.map((/** @type {any} */ item) => h('li', null,
       h('button', { type: 'button', class: 'hit', on: { click: () => also({ document: item.document_id, passage: item.id }) } },
         h('span', { class: 'hit-head' }, chip(item.kind), h('b', null, item.name), item.heading && h('span', { class: 'muted' }, item.heading)),

@@ -39,6 +39,13 @@ function fill(element, properties, children) {
   return element;
 }
 
+/** Make the content of `parent` these children; null, undefined and false are none.
+ * @param {any} parent @param {...(Child | Child[])} children */
+export function put(parent, ...children) {
+  parent.replaceChildren();
+  fill(parent, null, children);
+}
+
 /** @param {string} id @returns {any} */
 export const byId = (id) => document.getElementById(id);
 

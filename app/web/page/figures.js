@@ -1,7 +1,7 @@
 // How the session's memory went, turn by turn: small multiples over one axis of turns, ticks where blocks left, a
 // value wherever one points, and the same as a table.
 
-import { bytes, count, h, plural, seconds, svg } from './dom.js';
+import { bytes, count, h, seconds, svg } from './dom.js';
 import { also } from './route.js';
 import { on, state } from './store.js';
 
@@ -14,7 +14,7 @@ const WIDTH = 340, HEIGHT = 64, PAD = 4;
 const CHARTS = [
   { title: 'Tokens in view', value: ({ turn }) => turn.cache?.resident_tokens, text: count, most: () => state.session?.budget_tokens ?? 0, line: () => state.session?.budget_tokens ?? 0 },
   { title: 'Tokens seen', value: ({ turn }) => turn.cache?.seen_tokens, text: count },
-  { title: 'Compression, seen by in view', value: ({ turn }) => turn.cache?.compression_ratio, text: (value) => `${value.toFixed(2)}×` },
+  { title: 'Compression', value: ({ turn }) => turn.cache?.compression_ratio, text: (value) => `${value.toFixed(2)}×` },
   { title: 'K/V in memory', value: ({ turn }) => turn.cache?.kv_bytes, text: bytes },
   { title: 'First token after', value: ({ turn }) => turn.timings?.first_token, text: seconds },
 ];
@@ -72,7 +72,7 @@ function mark(charts, i, points) {
   [...charts.children].forEach((figure, n) => {
     const chart = CHARTS[n], value = chart.value(point);
     const label = /** @type {HTMLElement} */ (figure.querySelector('.figure-value'));
-    label.replaceChildren(h('span', { class: 'muted' }, `turn ${point.turn.number}${i >= 0 && point.left ? `, ${plural(point.left, 'block')} left` : ''} `), h('b', null, value === null || value === undefined ? '–' : chart.text(value)));
+    label.replaceChildren(h('span', { class: 'muted' }, `turn ${point.turn.number}${i >= 0 && point.left ? `, ${count(point.left)} evicted` : ''} `), h('b', null, value === null || value === undefined ? '–' : chart.text(value)));
     const values = points.map((each) => chart.value(each) ?? 0), most = Math.max(...values, chart.most?.() ?? 0) || 1;
     const cursor = /** @type {Element} */ (figure.querySelector('.chart-cursor')), dot = /** @type {Element} */ (figure.querySelector('.chart-dot'));
     const place = i < 0 ? -9 : x(i, points.length);
@@ -86,7 +86,7 @@ function mark(charts, i, points) {
 /** @param {Point[]} points */
 function asTable(points) {
   return h('table', null,
-    h('thead', null, h('tr', null, ['Turn', ...CHARTS.map(({ title }) => title), 'Blocks that left'].map((name) => h('th', { scope: 'col', class: 'number' }, name)))),
+    h('thead', null, h('tr', null, ['Turn', ...CHARTS.map(({ title }) => title), 'Blocks evicted'].map((name) => h('th', { scope: 'col', class: 'number' }, name)))),
     h('tbody', null, points.map((point) => h('tr', null, h('th', { scope: 'row', class: 'number' }, point.turn.number), CHARTS.map((chart) => {
       const value = chart.value(point);
       return h('td', { class: 'number' }, value === null || value === undefined ? '–' : chart.text(value));

@@ -42,7 +42,7 @@ export function start(part) {
     turn.hidden = !only;
     turn.textContent = `Turn ${only} only ×`;
     more.hidden = !filters.everywhere || !elsewhere.cursor;
-    summary.textContent = rows.length ? `${plural(rows.length, 'block')} left, ${plural(rows.reduce((sum, row) => sum + row.tokens, 0), 'token')}` : 'Nothing has left. When the budget is full, what leaves is written down here.';
+    summary.textContent = rows.length ? `${plural(rows.length, 'block')} evicted, ${plural(rows.reduce((sum, row) => sum + row.tokens, 0), 'token')}` : 'Nothing has left. When the budget is full, what leaves is written down here.';
     each(body, rows, ({ id }) => id, line);
   }
   const refresh = () => (filters.everywhere ? attempt(fetchAll(false).then(draw)) : draw());

@@ -1,6 +1,6 @@
 // The map of the model's memory: the bar whose width is the budget, the shelf under it, the card of a block.
 
-import { byId, count, each, h, iconButton, plural } from './dom.js';
+import { byId, count, each, h, iconButton, plural, put } from './dom.js';
 import { KINDS, resident, shown, tokensOf } from './memory.js';
 import { also } from './route.js';
 import { on, state } from './store.js';
@@ -99,10 +99,11 @@ export function show(anchor, block) {
   const facts = block.state === 'resident' || block.state === 'coming'
     ? [arrival(block), place && `attention ${block.score.toPrecision(2)}, ${place}`]
     : [why(block).sentence];
-  card.replaceChildren(
+  put(
+    card,
     h('div', { class: 'card-head' }, chip(block.kind), h('b', null, nameOf(block)), h('span', { class: 'muted' }, plural(block.tokens, 'token'))),
     text && h('p', { class: 'card-text' }, text.length > 220 ? `${text.slice(0, 220)}…` : text),
-    ...facts.filter(Boolean).map((fact) => h('p', { class: 'muted' }, fact)),
+    facts.map((fact) => fact && h('p', { class: 'muted' }, fact)),
   );
   card.hidden = false;
   anchor.setAttribute('aria-describedby', 'card');

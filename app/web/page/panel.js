@@ -1,7 +1,7 @@
 // The panel beside the conversation: memory and a block's story, a source, the log, the figures.
 
 import { call } from './api.js';
-import { byId, h, icon, iconButton, plural, seconds, time } from './dom.js';
+import { byId, h, icon, iconButton, plural, put, seconds, time } from './dom.js';
 import * as figures from './figures.js';
 import * as log from './log.js';
 import { chip, drawList, slider } from './map.js';
@@ -37,11 +37,12 @@ export function start() {
   back.classList.add('panel-close');
   byId('panel').append(h('div', { class: 'panel-head' }, list, back), ...Object.values(parts));
 
+  // First: a part that is hidden draws nothing.
+  on(['route'], draw);
   memoryPart(parts.memory);
   reader.start(parts.source);
   log.start(parts.log);
   figures.start(parts.figures);
-  on(['route'], draw);
 }
 
 function draw() {
@@ -105,7 +106,8 @@ async function drawStory(place) {
   }
   const { kind } = block;
   const { sentence, row } = why(block);
-  place.replaceChildren(
+  put(
+    place,
     h('button', { type: 'button', class: 'text-button back', on: { click: () => also({ block: undefined }) } }, '‹ All blocks'),
     h('h3', { class: 'story-name' }, chip(block.kind), nameOf(block)),
     h('p', { class: 'muted' }, `${KINDS[block.kind]?.name ?? block.kind} · ${plural(block.tokens, 'token')} · ${{ resident: 'in memory', coming: 'being read', offloaded: 'on the shelf', dropped: 'gone' }[block.state]}`),

@@ -1,7 +1,7 @@
 // A document, opened at a passage: the passage marked, its neighbours around it, and why it was found.
 
 import { asProblem, call, query } from './api.js';
-import { count, h, icon, iconButton, plural, copy } from './dom.js';
+import { copy, count, h, icon, iconButton, plural, put } from './dom.js';
 import { render } from './markdown.js';
 import { also, link } from './route.js';
 import { on, state } from './store.js';
@@ -44,9 +44,10 @@ async function draw() {
     if (shown !== wanted) return;
     const gone = asProblem(error).status === 404;
     const source = sourceOf(passage);
-    part.replaceChildren(
+    put(
+      part,
       h('div', { class: 'notice' }, gone ? 'This document has been deleted, or replaced by a newer version. What the answer was drawn from is kept:' : asProblem(error).detail),
-      ...(source ? [h('h3', null, source.name), marked(source.text, true)] : []),
+      source && [h('h3', null, source.name), marked(source.text, true)],
     );
   }
 }
@@ -85,13 +86,14 @@ function fill(document, passages, passage) {
     }));
   };
   rest(passages.items.slice(to), passages.cursor);
-  part.replaceChildren(
+  put(
+    part,
     h('header', { class: 'reader-head' },
       h('h3', null, document.name),
       iconButton('link', 'Copy a link to this passage', () => copy(link({ ...state.route, panel: 'source' }), 'Link')),
       h('p', { class: 'muted' }, `${plural(document.passages, 'passage')} · ${plural(document.tokens, 'token')} · version ${document.version}`)),
-    ...(at < 0 && passage ? [h('div', { class: 'notice' }, 'The passage is not in this version of the document.')] : []),
-    ...(source ? [found(source)] : []),
+    at < 0 && passage && h('div', { class: 'notice' }, 'The passage is not in this version of the document.'),
+    source && found(source),
     body,
   );
   const mark = /** @type {HTMLElement | null} */ (body.querySelector('.passage.marked'));
@@ -122,7 +124,7 @@ function found(source) {
       h('div', null, h('dt', null, 'Score'), h('dd', null, source.score.toFixed(2)))),
     h('button', { type: 'button', class: 'text-button', on: { click: () => {
       const { sentence, row } = why(block);
-      answer.replaceChildren(h('p', { class: 'sentence' }, sentence), row && audit(row) || '');
+      put(answer, h('p', { class: 'sentence' }, sentence), row && audit(row));
       answer.hidden = false;
     } } }, icon('question'), 'Why did it forget this?'),
     block && h('button', { type: 'button', class: 'text-button', on: { click: () => also({ panel: 'memory', block: block.id }) } }, icon('memory'), 'Its story'),

@@ -53,7 +53,7 @@ export function arrival(block) {
 export function standing(block, among) {
   const others = among.filter((other) => other.kind !== 'system' && other.state === 'resident').sort((a, b) => a.score - b.score);
   const place = others.indexOf(block);
-  return place < 0 ? null : `${ordinal(place + 1)} lowest of ${others.length}`;
+  return place < 0 ? null : `${place ? `${ordinal(place + 1)} lowest` : 'lowest'} of ${others.length}`;
 }
 
 /** One sentence on a block's whereabouts, and the audit's row behind it if it left.
