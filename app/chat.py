@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -22,19 +22,15 @@ from app.turns.events import Event
 from app.turns.exchanges import Exchange, referred, stands_alone
 from app.turns.feed import Place, TurnFeed, as_stream, replay
 from app.turns.handle import TurnHandle
+from app.turns.prompts import DEFAULT_SYSTEM_PROMPT, passage_message
 from app.turns.request import Candidate, Question, TurnRequest
 from ingest.database import Database
 from ingest.errors import NotFound
 from ingest.jobs import new_id, now
-from ingest.library import MAX_LIMIT, Library
-from ingest.records import StoredPassage
+from ingest.library import Library
 from kv.model.loading import LoadedModel
 from kv.model.sampling import Sampling
-from kv.model.template import ChatTemplate
 
-DEFAULT_SYSTEM_PROMPT = (
-    "You are a helpful assistant. Answer the question from the passages you are given, in one or two sentences."
-)
 _DEFAULT_MAX_TOKENS = 256
 _RETRY_SECONDS = 5
 _BEGIN_SECONDS = 0.01
@@ -372,28 +368,3 @@ class ChatService:
         except NotFound:
             return True
         return False
-
-
-def default_system(template: ChatTemplate) -> list[int]:
-    """The system prompt of sessions that name none, as a message."""
-    return template.wrap(template.system, DEFAULT_SYSTEM_PROMPT)
-
-
-def passages_as_read(library: Library, template: ChatTemplate, document_id: str) -> Iterator[list[int]]:
-    """A document's passages as messages, in tokens; what is left of them ends when it is deleted."""
-    cursor = None
-    while True:
-        try:
-            page = library.passages(document_id, cursor, MAX_LIMIT)
-        except NotFound:
-            return
-        for passage in page.items:
-            yield template.wrap(template.passage, passage_message(passage))
-        if (cursor := page.next_cursor) is None:
-            return
-
-
-def passage_message(passage: StoredPassage) -> str:
-    """A passage as the model reads it: where it is from, and its text."""
-    place = f"{passage.name} > {passage.heading}" if passage.heading else passage.name
-    return f"[{place}]\n{passage.text.strip()}"

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from app.audit import chains
 from app.audit.records import TurnRecord
-from app.chat import DEFAULT_SYSTEM_PROMPT, ChatService, NewSession
+from app.chat import ChatService, NewSession
 from app.errors import Conflict
 from app.turns.feed import TurnFeed
+from app.turns.prompts import DEFAULT_SYSTEM_PROMPT
 from app.turns.request import Question
 
 Exchange = tuple[str, str]

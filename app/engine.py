@@ -32,6 +32,7 @@ from app.settings import Settings
 from app.turns.events import Failed
 from app.turns.handle import TurnHandle
 from app.turns.plan import DoesNotFit
+from app.turns.prompts import default_system
 from app.turns.turn import Steps, Turn
 from ingest.database import Database
 from ingest.jobs import new_id, now
@@ -134,11 +135,11 @@ class Engine:
 
         return self._call(forget)
 
-    def read_ahead(self, system: Sequence[int], passages_of: Callable[[str], Iterable[list[int]]]) -> None:
-        """Begin to read ingested documents into the bank while idle. The parameters are those of `Ahead`."""
+    def read_ahead(self, passages_of: Callable[[str], Iterable[list[int]]]) -> None:
+        """Begin to read ingested documents into the bank while idle. passages_of: see `Ahead`."""
 
         def begin() -> None:
-            self._ahead = Ahead(self._passages(), system, passages_of)
+            self._ahead = Ahead(self._passages(), passages_of, most_tokens=self._settings.prefill_step)
             for document_id in self._ingested:
                 self._ahead.add(document_id)
 
@@ -210,7 +211,13 @@ class Engine:
             disk_bytes=settings.bank_disk_mb * _MB,
             on_move=self._note_move,
         )
-        self._bank = Bank(model, store, prefill_step=settings.prefill_step, recompute=settings.bank_recompute)
+        self._bank = Bank(
+            model,
+            store,
+            default_system(model.template),
+            prefill_step=settings.prefill_step,
+            recompute=settings.bank_recompute,
+        )
         kept = store.keys
         self._database.write(lambda db: writing.drop_offloaded(db, kept))
         self._kv_bytes_per_token = model.kv_bytes_per_token

@@ -11,13 +11,14 @@ import structlog
 
 from app.audit import schema, writing
 from app.audit.reading import Store
-from app.chat import ChatService, default_system, passages_as_read
+from app.chat import ChatService
 from app.conversations import Conversations
 from app.engine import Engine
 from app.errors import Unavailable
 from app.folder import FolderLock
 from app.library import counter_of, open_documents, open_library
 from app.settings import Settings
+from app.turns.prompts import passages_as_read
 from ingest.database import Database
 from ingest.embedders import check_embedder
 from ingest.library import Library
@@ -135,13 +136,17 @@ class Boot:
         if (vectors := library.vectors) is not None:
             log.info("searching by vectors too", embedder=vectors.embedder)
         store = Store(self._audit)
-        known = await asyncio.to_thread(lambda: library.document_ids() | store.session_ids())
+        known_documents = await asyncio.to_thread(library.document_ids)
+        known = known_documents | await asyncio.to_thread(store.session_ids)
         await asyncio.wrap_future(engine.keep_owners(known))
         for document_id in await asyncio.to_thread(store.documents) - known:
             # Deleted by a process that could not finish, or by a command without a server.
             await asyncio.wrap_future(engine.forget_document(document_id))
         if settings.bank_ahead:
-            engine.read_ahead(default_system(model.template), partial(passages_as_read, library, model.template))
+            engine.read_ahead(partial(passages_as_read, library, model.template))
+            for document_id in sorted(known_documents):
+                # What the bank lacks of them since an earlier process stopped.
+                engine.note_ingested(document_id)
         chat = ChatService(settings, model, engine, self._audit, library)
         return Services(
             settings=settings,

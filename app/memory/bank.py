@@ -1,17 +1,20 @@
-"""The passage bank: each passage's K/V is computed once behind a system prompt, and put into every session that asks.
+"""The passage bank: each passage's K/V is computed once behind one fixed prefix, and put into every session that asks.
 
 Beside passages it keeps what else need not be read again: system prompts, and the exchanges that sessions have evicted.
 
-A passage then costs a session no forward pass, and reads the same whatever else the session holds: it sees the system
-prompt and itself. On the MLX thread.
+A passage then costs a session no forward pass, and reads the same whatever else the session holds: it sees the prefix,
+which is the default system prompt, and itself; also in sessions with a prompt of their own, which answer no worse for
+it (`tests.benchmarks.prefix`). On the MLX thread.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
+from app.memory.pace import Pace
 from app.memory.tiers import Tier, TieredStore
 from kv.caches.blockkv import BlockKV
 from kv.model.loading import LoadedModel
@@ -22,16 +25,20 @@ SYSTEM = "system"
 
 
 class Bank:
-    """K/V of passages by what it depends on: model, system prompt and the passage's tokens.
+    """K/V of passages by what it depends on: model, prefix and the passage's tokens.
 
-    prefill_step: most tokens of a forward pass. recompute: first tokens of a passage that each session reads anew.
+    prefix: tokens that every passage is computed behind. prefill_step: most tokens of a forward pass. recompute: first
+    tokens of a passage that each session reads anew.
     deleted: documents of which nothing is kept any more.
     """
 
-    def __init__(self, model: LoadedModel, store: TieredStore, *, prefill_step: int, recompute: int) -> None:
+    def __init__(
+        self, model: LoadedModel, store: TieredStore, prefix: Sequence[int], *, prefill_step: int, recompute: int
+    ) -> None:
         self.recompute = recompute
         self.store = store
         self._model = model
+        self._prefix = list(prefix)
         self._prefill_step = prefill_step
         self.deleted: set[str] = set()
 
@@ -40,9 +47,9 @@ class Bank:
         """Whether there is room for anything."""
         return self.store.enabled
 
-    def key(self, system: Sequence[int], passage: Sequence[int]) -> str:
-        """Under what a passage's K/V is kept. system, passage: their tokens, as whole messages."""
-        return self._digest(system, passage).hex()
+    def key(self, passage: Sequence[int]) -> str:
+        """Under what a passage's K/V is kept. passage: its tokens, as a whole message."""
+        return self._digest(self._prefix, passage).hex()
 
     def system_key(self, system: Sequence[int]) -> str:
         """Under what a system prompt's own K/V is kept."""
@@ -67,31 +74,44 @@ class Bank:
         return self.store.get(key)
 
     def compute(
-        self, key: str, system: Sequence[int], passage: Sequence[int], document_id: str, *, ahead: bool = False
+        self, key: str, passage: Sequence[int], document_id: str, *, pace: Pace | None = None
     ) -> Generator[int, None, BlockKV]:
         """Compute a passage's K/V and keep it; yields the passage's tokens done after each forward pass.
 
-        ahead: nobody has asked for it yet, so it is the first to go.
+        pace: nobody has asked for it yet, so it is read in slices of this pace, and is the first to go.
         """
-        session = Session(
-            self._model, budget=len(system) + len(passage), prefill_step=self._prefill_step, score="key_norm"
-        )
+        system, step = self._prefix, self._prefill_step
+        session = Session(self._model, budget=len(system) + len(passage), prefill_step=step, score="key_norm")
         before = NewBlock(SYSTEM, system, pinned=True)
         try:
             if (known := self.fetch(self.system_key(system))) is not None:
                 session.insert([(before, known)])
             else:
-                for _ in session.prefill([before]):
+                for _ in self._paced(session, before, pace):
                     yield 0
                 self.keep_system(system, session.lift(SYSTEM))
-            yield from session.prefill([NewBlock("passage", passage)])
+            yield from self._paced(session, NewBlock("passage", passage), pace)
             kv = session.lift("passage")
         finally:
             # Also when the caller stops early.
             session.close()
         if document_id not in self.deleted:
-            self.store.put(key, kv, document_id, first_to_go=ahead)
+            self.store.put(key, kv, document_id, first_to_go=pace is not None)
         return kv
+
+    @staticmethod
+    def _paced(session: Session, block: NewBlock, pace: Pace | None) -> Iterator[int]:
+        steps = session.prefill([block])
+        if pace is None:
+            yield from steps
+            return
+        done = 0
+        while done < len(block.tokens):
+            session.prefill_step = pace.tokens
+            started = time.monotonic()
+            before, done = done, next(steps)
+            pace.note(done - before, time.monotonic() - started)
+            yield done
 
     def has_room(self, tokens: int) -> bool:
         """Whether K/V of so many tokens can be kept without anything having to go."""

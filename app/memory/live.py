@@ -21,15 +21,13 @@ from kv.session.session import NewBlock, Session
 class LiveSession:
     """One session on the MLX thread.
 
-    system: tokens of the system prompt. blocks: resident blocks in stream order, by id. seen_tokens: tokens of all
-    blocks there ever were. stale: blocks that SQLite calls resident but that are not in the cache yet.
-    bank_keys: under what the bank keeps the K/V of resident blocks, by block. offloaded: passages that left and can be
-    recalled, by passage.
+    blocks: resident blocks in stream order, by id. seen_tokens: tokens of all blocks there ever were. stale: blocks that
+    SQLite calls resident but that are not in the cache yet. bank_keys: under what the bank keeps the K/V of resident
+    blocks, by block. offloaded: passages that left and can be recalled, by passage.
     """
 
     record: SessionRecord
     cache: Session
-    system: list[int]
     blocks: dict[str, BlockRecord]
     seen_tokens: int
     stale: dict[str, list[int]] = field(default_factory=dict)
@@ -87,14 +85,12 @@ class LiveSessions:
 
         cache: what holds them; None if all must be restored. What it lacks must be, too.
         """
-        system = [block.token_ids for block in stored if block.record.kind == "system"]
-        if not system:
+        if not any(block.record.kind == "system" for block in stored):
             raise NotFound("session", record.id)
         held = set() if cache is None else set(cache.block_ids)
         return LiveSession(
             record=record,
             cache=cache or self._fresh(record),
-            system=system[0],
             blocks={block.record.id: block.record for block in stored},
             seen_tokens=record.seen_tokens,
             stale={block.record.id: block.token_ids for block in stored if block.record.id not in held},

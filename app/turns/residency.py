@@ -138,7 +138,7 @@ class Residency:
             if candidate.passage.document_id in self.bank.deleted:
                 # Since it was found: the turn has waited.
                 continue
-            key = self.bank.key(live.system, candidate.token_ids)
+            key = self.bank.key(candidate.token_ids)
             stored = self.kept(key)
             offloaded = live.offloaded.get(candidate.passage.id) if stored else None
             block_id = offloaded.id if offloaded else f"{self.request.turn_id}.passage{number}"
@@ -345,7 +345,7 @@ class Residency:
     def _compute(self, wish: Wish) -> Generator[None, None, BlockKV | None]:
         """A passage's K/V, computed step by step; None if the turn was cancelled meanwhile."""
         before, candidate = self.prefilled, wish.candidate
-        steps = self.bank.compute(wish.bank_key, self.live.system, candidate.token_ids, candidate.passage.document_id)
+        steps = self.bank.compute(wish.bank_key, candidate.token_ids, candidate.passage.document_id)
         try:
             while True:
                 self._note_read(before + next(steps))

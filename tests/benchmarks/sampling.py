@@ -22,9 +22,9 @@ from kv import blas
 
 blas.load()
 
-from app.chat import DEFAULT_SYSTEM_PROMPT, passage_message  # noqa: E402
 from app.library import counter_of, open_documents, open_library  # noqa: E402
 from app.settings import Settings  # noqa: E402
+from app.turns.prompts import DEFAULT_SYSTEM_PROMPT, passage_message  # noqa: E402
 from app.turns.repeats import Repeats  # noqa: E402
 from kv import LoadedModel, NewBlock, Session, load_model  # noqa: E402
 from kv.model.sampling import Sampler, Sampling  # noqa: E402
