@@ -76,7 +76,7 @@ function line(row) {
     h('td', { class: 'number' }, turn ?? '–'),
     h('td', null,
       h('div', { class: 'log-name' }, chip(row.kind), block ? h('button', { type: 'button', class: 'text-button', title: name, on: { click: () => also({ panel: 'memory', block: row.block_id }) } }, name) : h('span', null, name)),
-      h('div', { class: 'muted' }, `${ordinal(row.rank)}${of} in line · `, time(row.created_at))),
+      h('div', { class: 'muted log-more', title: `${ordinal(row.rank)}${of} in line to go` }, `${ordinal(row.rank)}${of} · `, time(row.created_at))),
     h('td', null, REASON_NAMES[row.reason] ?? row.reason, h('div', { class: 'muted' }, row.outcome === 'offloaded' ? '→ shelf' : '→ gone')),
     h('td', { class: 'number' }, count(row.tokens)));
 }
