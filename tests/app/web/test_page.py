@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import http.client
 import re
 import shutil
@@ -209,6 +210,10 @@ def test_the_log_is_filtered_and_exported(service: Service, open_page: Open, cro
     expect(rows).to_have_count(len(evictions))
     page.get_by_label("Every kind").select_option("question")
     expect(rows).to_have_count(sum(row["kind"] == "question" for row in evictions))
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV").click()
+    exported = list(csv.DictReader(download.value.path().open()))
+    assert [row["id"] for row in exported] == [row["id"] for row in evictions if row["kind"] == "question"]
     page.get_by_label("Every kind").select_option("")
     page.get_by_role("tab", name="Figures").click()
     expect(page.locator(".chart")).to_have_count(5)
