@@ -26,7 +26,10 @@ let follows = true;
 export function start() {
   const scroll = byId('scroll');
   near = new IntersectionObserver(
-    (entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => (near.unobserve(target), draw(target))),
+    (entries) => {
+      entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => (near.unobserve(target), draw(target)));
+      if (follows) toBottom(false);
+    },
     { root: scroll, rootMargin: '1500px 0px' },
   );
   const toEnd = byId('to-end');

@@ -196,7 +196,7 @@ function drawUploads(place) {
   }
   const over = uploads.filter(({ status }) => !['waiting', 'sending', 'queued', 'running'].includes(status));
   const failed = over.filter(({ status }) => status === 'failed').length;
-  place.querySelector('h2').textContent = `${count(over.length)} of ${plural(uploads.length, 'file')} read${failed ? `, ${count(failed)} could not be` : ''}`;
+  place.querySelector('h2').textContent = `${count(over.length - failed)} of ${plural(uploads.length, 'file')} read${failed ? `, ${count(failed)} could not be` : ''}`;
   const progress = place.querySelector('.progress');
   progress.setAttribute('aria-valuenow', String(over.length));
   progress.setAttribute('aria-valuemax', String(uploads.length));

@@ -7,7 +7,7 @@ import { KINDS } from './memory.js';
 import { also } from './route.js';
 import { attempt } from './sessions.js';
 import { on, state } from './store.js';
-import { REASON_NAMES, nameOf, numberOf } from './why.js';
+import { REASON_NAMES, nameOf, numberOf, ordinal } from './why.js';
 
 const LIMIT = 200;
 
@@ -32,7 +32,7 @@ export function start(part) {
       h('label', { class: 'check' }, everywhere, 'All sessions'), turn),
     h('div', { class: 'row-head' }, summary, h('span', { class: 'grow' }), h('span', { class: 'muted' }, 'Export'), exporting('csv'), exporting('json')),
     h('div', { class: 'table-scroll', tabIndex: 0, role: 'region', 'aria-label': 'Evictions' }, h('table', { class: 'log-table' },
-      h('thead', null, h('tr', null, ['Turn', 'Block', 'Why', 'Rank', 'Tokens', 'When'].map((name) => h('th', { scope: 'col', class: /Rank|Tokens/.test(name) ? 'number' : '' }, name)))), body)),
+      h('thead', null, h('tr', null, ['Turn', 'Block', 'Why', 'Tokens'].map((name) => h('th', { scope: 'col', class: /T/.test(name) ? 'number' : '' }, name)))), body)),
     more);
 
   function draw() {
@@ -71,11 +71,14 @@ function line(row) {
   const block = state.blocks.find(({ id }) => id === row.block_id);
   const turn = numberOf(row.turn_id);
   const name = block ? nameOf(block) : KINDS[row.kind]?.name ?? row.kind;
+  const of = row.candidates ? ` of ${count(row.candidates)}` : '';
   return h('tr', null,
     h('td', { class: 'number' }, turn ?? '–'),
-    h('td', { class: 'log-name' }, chip(row.kind), block ? h('button', { type: 'button', class: 'text-button', on: { click: () => also({ panel: 'memory', block: row.block_id }) } }, name) : name),
-    h('td', null, REASON_NAMES[row.reason] ?? row.reason, h('span', { class: 'muted' }, row.outcome === 'offloaded' ? ' → shelf' : ' → gone')),
-    h('td', { class: 'number' }, count(row.rank)), h('td', { class: 'number' }, count(row.tokens)), h('td', null, time(row.created_at)));
+    h('td', null,
+      h('div', { class: 'log-name' }, chip(row.kind), block ? h('button', { type: 'button', class: 'text-button', title: name, on: { click: () => also({ panel: 'memory', block: row.block_id }) } }, name) : h('span', null, name)),
+      h('div', { class: 'muted log-more', title: `${ordinal(row.rank)}${of} in line to go` }, `${ordinal(row.rank)}${of} · `, time(row.created_at))),
+    h('td', null, REASON_NAMES[row.reason] ?? row.reason, h('div', { class: 'muted' }, row.outcome === 'offloaded' ? '→ shelf' : '→ gone')),
+    h('td', { class: 'number' }, count(row.tokens)));
 }
 
 /** A key goes with the request, which a plain link could not send. @param {string} format */

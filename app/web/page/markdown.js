@@ -51,13 +51,12 @@ export function blocks(text) {
     if (!line.trim()) {
       const next = all.slice(i + 1).find((following) => following.trim()) ?? '';
       // A loose list goes on after an empty line.
-      if (inList(lines) && (ITEM.test(next) || /^ {2,}\S/.test(next))) lines.push(line);
+      if (inList(lines) && (/^ {2,}\S/.test(next) || marker(next) === marker(lines[0]))) lines.push(line);
       else end();
       return;
     }
-    const starts = ITEM.test(line) ? 'list' : /^ {0,3}>/.test(line) ? 'quote' : '';
-    const holds = inList(lines) ? 'list' : /^ {0,3}>/.test(lines[0] ?? '') ? 'quote' : '';
-    if (lines.length && starts && starts !== holds) end();
+    const inside = inList(lines) && /^ {2,}/.test(line);
+    if (lines.length && marker(line) && !inside && marker(line) !== marker(lines[0])) end();
     lines.push(line);
   });
   end();
@@ -66,6 +65,8 @@ export function blocks(text) {
 
 const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`]*)$/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
+/** What makes a line the start of a list or a quotation, and of which kind. @param {string} line */
+const marker = (line) => (/^ {0,3}>/.test(line) ? '>' : ITEM.exec(line)?.[2].replace(/\d+/, '1') ?? '');
 /** @param {string[]} lines */
 const inList = (lines) => lines.length > 0 && ITEM.test(lines[0]);
 /** @param {string} line @param {string} fence */

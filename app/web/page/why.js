@@ -15,9 +15,9 @@ const REASONS = /** @type {Record<string, string>} */ ({
 
 export const REASON_NAMES = /** @type {Record<string, string>} */ ({
   not_relevant: 'Not relevant',
-  room_for_turn: 'Room for a turn',
-  room_for_answer: 'Room for an answer',
-  document_deleted: 'Document deleted',
+  room_for_turn: 'Room for turn',
+  room_for_answer: 'Room for answer',
+  document_deleted: 'Deleted',
 });
 
 /** What a block is called. @param {Pick<Block, 'kind' | 'turn' | 'name' | 'heading'>} block */
