@@ -21,9 +21,9 @@ from kv.session.session import NewBlock, Session
 class LiveSession:
     """One session on the MLX thread.
 
-    blocks: resident blocks in stream order, by id. seen_tokens: tokens of all blocks there ever were. stale: blocks that
-    SQLite calls resident but that are not in the cache yet. bank_keys: under what the bank keeps the K/V of resident
-    blocks, by block. offloaded: passages that left and can be recalled, by passage.
+    blocks: resident blocks in stream order, by id. seen_tokens: tokens of all blocks there ever were. stale: blocks
+    that SQLite calls resident but that are not in the cache yet. bank_keys: under what the bank keeps the K/V of
+    resident blocks, by block. offloaded: passages that left and can be recalled, by passage.
     """
 
     record: SessionRecord
