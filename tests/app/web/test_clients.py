@@ -47,7 +47,8 @@ DEEP_CHAT = """<!doctype html><meta charset="utf-8"><body>
 <script type="module" src="/deepChat.bundle.js"></script>
 <deep-chat id="chat" connect='{"url": "URL/chat/completions", "stream": true,
   "additionalBodyProps": {"model": "MODEL", "temperature": 0, "max_tokens": 16}}'
-  directConnection='{"openAI": {"key": "none", "validateKeyProperty": false, "completions": {"model": "MODEL"}}}'></deep-chat>
+  directConnection='{"openAI": {"key": "none", "validateKeyProperty": false,
+  "completions": {"model": "MODEL"}}}'></deep-chat>
 """
 
 
