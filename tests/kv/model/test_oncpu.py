@@ -15,7 +15,7 @@ from mlx_lm.utils import dequantize_model
 
 from kv.caches.policy import Score
 from kv.cpu.passes import wanting
-from kv.model import oncpu
+from kv.model import loading, oncpu
 from kv.session.session import NewBlock, Session
 from kv.session.together import step_together
 from tests.kv.attention.test_observed import FAMILIES, tiny
@@ -138,3 +138,25 @@ def test_forks_of_a_session_go_their_own_ways() -> None:
     for token in (5, 7, 9):
         again.step(token)
     np.testing.assert_allclose(np.array(session.step(1)), np.array(again.step(1)), atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_model_is_quantised_at_load_if_that_is_asked_for(bits: int) -> None:
+    model, _ = tiny("qwen2")
+    stock = copy.deepcopy(model)
+    loading._quantize(model, bits)
+    before = weights(model)
+    # It has its bits now.
+    loading._quantize(model, 12 - bits)
+    assert all(model_weight is before[path] for path, model_weight in weights(model).items())
+    tokens = mx.array([words(1, 30)])
+    want = np.array(stock(tokens))
+    got = np.array(oncpu.prepare(model)(tokens))
+    assert flows(model)
+    assert np.abs(got - want).max() < (0.02 if bits == 8 else 0.5) * np.ptp(want)
+    with pytest.raises(ValueError, match="quantize: 3 is not 0, 4 or 8"):
+        loading._quantize(stock, 3)
+
+
+def weights(model: Any) -> dict[str, mx.array]:
+    return {path: module.weight for path, module in model.named_modules() if "weight" in module}
