@@ -114,7 +114,9 @@ class Boot:
     async def _build(self, settings: Settings) -> Services:
         if lost := await asyncio.wrap_future(self._audit.write(writing.recover)):
             log.warning("turns were cut off by the last stop and rolled back", turns=lost)
-        engine = self._engine = Engine(lambda: load_model(settings.model), self._audit, settings)
+        engine = self._engine = Engine(
+            lambda: load_model(settings.model, quantize=settings.quantize), self._audit, settings
+        )
         model = await asyncio.wrap_future(engine.loaded)
 
         def stored(document_id: str, replaced: list[str]) -> None:

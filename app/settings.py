@@ -37,7 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     to the first question that needs them. embedder: "wordllama", "minilm", a sentence-transformers folder, or "none"
     for full-text search alone. passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one
     request's body. ingest_seconds: most seconds that one document may take to be read and cut. max_turns: turns at
-    work or waiting at once; more are answered 503. blas: see `kv.cpu.blas`. log_level: debug, info, warning or error.
+    work or waiting at once; more are answered 503. quantize: 8 or 4 bits for the weights of a model that
+    comes unquantised, 0 for as they are. blas: see `kv.cpu.blas`. log_level: debug, info, warning or error.
     log_format: auto (text on a terminal, else JSON), text or json.
     """
 
@@ -60,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_upload_mb: int = 20
     ingest_seconds: int = 300
     max_turns: int = 16
+    quantize: int = 0
     blas: str = "auto"
     log_level: str = "info"
     log_format: str = "auto"
@@ -90,11 +92,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.kv_memory_mb}, which it is a part of"
             )
         for name, allowed in (
+            ("quantize", (0, 4, 8)),
             ("log_level", ("debug", "info", "warning", "error")),
             ("log_format", ("auto", "text", "json")),
         ):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{PREFIX}{name.upper()}: {getattr(self, name)!r} is not one of {', '.join(allowed)}")
+                raise ValueError(
+                    f"{PREFIX}{name.upper()}: {getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}"
+                )
         if (key := self.api_key) is not None and not (
             key.isascii() and key.isprintable() and key and key == key.strip()
         ):

@@ -7,8 +7,9 @@ function takes the shell off again. Over this package's caches attention is comp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -19,28 +20,26 @@ from kv.cpu import attention as cpu_attention
 from kv.cpu.attention import Floats
 
 
-@runtime_checkable
-class AttendsRows(Protocol):
+class AttendsRows:
     """A cache that attends by itself, such as that of several streams in a pass of a token each."""
 
-    def attend_rows(self, queries: Floats, scale: float) -> Floats | None:
-        """Attention of [B, H_q, 1, D]; None where it is not to be had here."""
+    def attend_rows(self, queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats | None:
+        """Store [B, H_kv, 1, D] and attend: [B, H_q, 1, D_v]. None, and nothing stored, where that is not done here."""
+        raise NotImplementedError
 
 
 class _Shell:
-    """A cache as the layers see it, for one pass through one layer."""
+    """A cache as the layers see it, for one pass. What they store waits for the attention function."""
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
-        self.stored: tuple[Any, Any] | None = None
 
     @property
     def offset(self) -> Any:
         return self.cache.offset
 
-    def update_and_fetch(self, keys: Floats, values: Floats) -> tuple[Any, Any]:
-        self.stored = self.cache.update_and_fetch(mx.array(keys), mx.array(values))
-        return self.stored
+    def update_and_fetch(self, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
+        return keys, values
 
 
 def install(model: Any) -> None:
@@ -73,39 +72,69 @@ def _taking_numbers(module: ModuleType, attention: hook.Attention) -> hook.Atten
     def attend(queries: Any, keys: Any, values: Any, cache: Any = None, **options: Any) -> Any:
         if not isinstance(queries, np.ndarray):
             return attention(queries, keys, values, cache=cache, **options)
+        stored = isinstance(cache, _Shell)
         if isinstance(cache, _Shell):
             cache = cache.cache
         rest = dict(options)
         scale, mask = rest.pop("scale"), rest.pop("mask", None)
-        plain = cpu_attention.serves(attention, mx.float32, None, rest)
-        if plain and mask is None and isinstance(cache, AttendsRows):
-            output = cache.attend_rows(queries, scale)
+        if stored and cpu_attention.serves(attention, mx.float32, None, rest):
+            output = _attend(queries, keys, values, cache, mask, scale)
             if output is not None:
                 return output
-        if plain and isinstance(cache, EvictingCache) and len(queries) == 1 and _sees_what_came(mask, queries.shape[2]):
-            return _attend(queries, keys, values, cache, scale)
-        arrays = (mx.array(array) if isinstance(array, np.ndarray) else array for array in (queries, keys, values))
+        arrays = [mx.array(array) for array in (queries, keys, values)]
+        if stored:
+            arrays[1:] = cache.update_and_fetch(*arrays[1:])
         return np.array(hook.attention_of(module)(*arrays, cache=cache, **options))
 
     return attend
 
 
-def _sees_what_came(mask: Any, count: int) -> bool:
-    return mask is None if count == 1 else isinstance(mask, str) and mask == "causal"
-
-
-def _attend(queries: Floats, keys: mx.array, values: mx.array, cache: EvictingCache, scale: float) -> Floats:
-    mx.eval(keys, values)
-    held_keys, held_values = (np.array(array, copy=False)[0] for array in (keys, values))
-    if queries.shape[2] == 1:
-        output = cpu_attention.attend(queries[0, :, 0], held_keys, held_values, scale)[0][None, :, None]
+def _attend(queries: Floats, keys: Floats, values: Floats, cache: Any, mask: Any, scale: float) -> Floats | None:
+    """Store a pass and attend, for the caches and masks that are known; None, and nothing stored, for others."""
+    if mask is None and isinstance(cache, AttendsRows):
+        return cache.attend_rows(queries, keys, values, scale)
+    if not isinstance(cache, EvictingCache) or len(queries) > 1:
+        return None
+    if queries.shape[2] == 1 and mask is None:
+        output, _ = step([cache], queries, keys, values, scale)
+        cache.update_and_fetch(mx.array(keys), mx.array(values))
+    elif isinstance(mask, str) and mask == "causal":
+        output = _attend_pass(queries[0], *cache.update_and_fetch(mx.array(keys), mx.array(values)), scale)[None]
     else:
-        output = cpu_attention.attend_pass(queries[0], held_keys, held_values, scale)[None]
-    # The views go first: storing the next row would copy a buffer that is looked at.
-    del held_keys, held_values
+        return None
     if cache.observes:
         cache.observe(mx.array(queries), scale)
     return output
+
+
+def step(
+    caches: Sequence[EvictingCache], queries: Floats, keys: Floats, values: Floats, scale: float
+) -> tuple[Floats, list[Floats]]:
+    """Attention of one token of each stream, which has yet to be stored: [B, H_q, 1, D_v]; weights: [H_kv, n, R] each.
+
+    So nothing waits for MLX: the token is stored when everything else is, after the pass.
+    """
+    from kv.cpu import attending
+
+    held: list[tuple[Floats, Floats]] = []
+    for cache in caches:
+        if cache.empty():
+            held.append((keys[0, :, :0], values[0, :, :0]))
+        else:
+            # Views, gone before the token is stored: else that would copy the buffers.
+            held_keys, held_values = (np.array(buffer, copy=False)[0] for buffer in cache.buffers)
+            held.append((held_keys[:, : cache.tokens_kept], held_values[:, : cache.tokens_kept]))
+    output, weights = attending.attend_step(queries[:, :, 0], keys, values, held, scale)
+    return output[:, :, None], weights
+
+
+def _attend_pass(queries: Floats, keys: mx.array, values: mx.array, scale: float) -> Floats:
+    from kv.cpu import attending
+
+    mx.eval(keys, values)
+    held_keys, held_values = (np.array(array, copy=False)[0] for array in (keys, values))
+    output = attending.attend_pass(queries, held_keys, held_values, scale)
+    return cpu_attention.attend_pass(queries, held_keys, held_values, scale) if output is None else output
 
 
 def _taking_swiglu(_module: ModuleType, swiglu: Any) -> Any:

@@ -186,23 +186,26 @@ def _widen(bits: int, group: int, half: bool) -> Any:
 
 
 @intrinsic
-def _sgemm(_: Any, address: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any) -> Any:
-    """C = A B, all row by row, by the cblas_sgemm with 64-bit sizes at `address`."""
+def sgemm(
+    _: Any, address: Any, turned: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any
+) -> Any:
+    """C = A B, all row by row, by the cblas_sgemm with 64-bit sizes at `address`. turned: 1 for C = A B^T, else 0."""
 
     def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
-        address, m, n, k, a, lda, b, ldb, c, ldc = values
+        address, turned, m, n, k, a, lda, b, ldb, c, ldc = values
         number, pointer = ir.IntType(32), _FLOAT.as_pointer()
         function = ir.FunctionType(
             ir.VoidType(),
             [number] * 3 + [_WORD] * 3 + [_FLOAT, pointer, _WORD, pointer, _WORD, _FLOAT, pointer, _WORD],
         )
         a, b, c = (builder.inttoptr(value, pointer) for value in (a, b, c))
-        # CblasRowMajor, CblasNoTrans.
-        given = [number(101), number(111), number(111), m, n, k, _FLOAT(1.0), a, lda, b, ldb, _FLOAT(0.0), c, ldc]
+        # CblasRowMajor; CblasNoTrans, and CblasTrans one after it.
+        how = builder.add(number(111), builder.trunc(turned, number))
+        given = [number(101), number(111), how, m, n, k, _FLOAT(1.0), a, lda, b, ldb, _FLOAT(0.0), c, ldc]
         builder.call(builder.inttoptr(address, function.as_pointer()), given)
         return context.get_dummy_value()
 
-    return types.none(*[types.int64] * 10), generate
+    return types.none(*[types.int64] * 11), generate
 
 
 @lru_cache(maxsize=32)
@@ -268,13 +271,13 @@ def many(bits: int, group: int, half: bool) -> int:
                 )
         out = given[5] + chunk * _WIDE * BLOCK * 4
         inputs = groups * group
-        _sgemm(given[12], rows, width, inputs, given[3], inputs, scratch, width, out, given[8])
+        sgemm(given[12], 0, rows, width, inputs, given[3], inputs, scratch, width, out, given[8])
 
     return int(multiply.address)
 
 
 @numba.njit(inline="always")
-def _at(array: Any) -> Any:
+def at(array: Any) -> Any:
     """An array's address, signed: Numba makes a float of signed plus unsigned."""
     return np.int64(array.ctypes.data)
 
@@ -314,11 +317,11 @@ def product(
     blocks, groups = q.shape[0], q.shape[1]
     sums = _sums(x[: rows if gemm == 0 else 0], group)
     given = np.empty(16, dtype=np.int64)
-    given[0], given[1], given[2] = _at(q), _at(scales), _at(biases)
-    given[3], given[4], given[5] = _at(x), _at(sums), _at(out)
+    given[0], given[1], given[2] = at(q), at(scales), at(biases)
+    given[3], given[4], given[5] = at(x), at(sums), at(out)
     given[6], given[7], given[8], given[9] = rows, groups, out.strides[0] // 4, blocks
-    given[10], given[11], given[12] = _at(scratch), scratch.strides[0], gemm
-    pool.run(words, kernel, _at(given), blocks if gemm == 0 else (blocks + _WIDE - 1) // _WIDE)
+    given[10], given[11], given[12] = at(scratch), scratch.strides[0], gemm
+    pool.run(words, kernel, at(given), blocks if gemm == 0 else (blocks + _WIDE - 1) // _WIDE)
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"}, error_model="numpy")
@@ -358,7 +361,7 @@ def rotate(x: Any, cos: Floats, sin: Floats, traditional: bool) -> Floats:
 
 
 @intrinsic
-def _floats(_: Any, address: Any) -> Any:
+def floats_at(_: Any, address: Any) -> Any:
     """The address as a pointer to floats."""
 
     def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
@@ -367,18 +370,44 @@ def _floats(_: Any, address: Any) -> Any:
     return types.CPointer(types.float32)(types.int64), generate
 
 
+@intrinsic
+def _as_float(_: Any, bits: Any) -> Any:
+    """A float's bits as that float."""
+
+    def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
+        return builder.bitcast(values[0], _FLOAT)
+
+    return types.float32(types.int32), generate
+
+
+@numba.njit(inline="always")
+def exp(x: Any) -> Any:
+    """e to the x within 2e-7 of it, for x from -87 to 88, and at the border beyond: a loop of these becomes vectors.
+
+    Cephes's polynomial; the C library's function, which Numba would call, is called number by number.
+    """
+    x = min(max(x, _F32(-87)), _F32(88))
+    n = np.floor(x * _F32(1.4426950408889634) + _F32(0.5))
+    f = x - n * _F32(0.693359375) + n * _F32(2.12194440e-4)
+    y = _F32(1.9875691500e-4)
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        y = y * f + _F32(c)
+    y = y * f * f + f + _F32(1)
+    return y * _as_float((np.int32(n) + np.int32(127)) << np.int32(23))
+
+
 @lru_cache(maxsize=1)
 def _swiglu_kernel() -> int:
-    @numba.cfunc(pool.KERNEL, cache=True, fastmath=True)
+    @numba.cfunc(pool.KERNEL, cache=True, fastmath={"contract"}, error_model="numpy")
     def swiglu_rows(arguments: Any, chunk: int, _thread: int) -> None:
         given = carray(arguments, 8)
         width = given[3]
         for n in range(chunk * given[7], min((chunk + 1) * given[7], given[6])):
-            gate = carray(_floats(given[0] + n * given[4]), width)
-            up = carray(_floats(given[1] + n * given[5]), width)
-            out = carray(_floats(given[2] + n * width * 4), width)
+            gate = carray(floats_at(given[0] + n * given[4]), width)
+            up = carray(floats_at(given[1] + n * given[5]), width)
+            out = carray(floats_at(given[2] + n * width * 4), width)
             for k in range(width):
-                out[k] = gate[k] / (_F32(1) + np.exp(-gate[k])) * up[k]
+                out[k] = gate[k] / (_F32(1) + exp(-gate[k])) * up[k]
 
     return int(swiglu_rows.address)
 
@@ -386,9 +415,9 @@ def _swiglu_kernel() -> int:
 @numba.njit(nogil=True, cache=True)
 def _swiglu(words: int, kernel: int, gate: Any, up: Any, out: Floats, together: int) -> None:
     given = np.empty(8, dtype=np.int64)
-    given[0], given[1], given[2], given[3] = _at(gate), _at(up), _at(out), out.shape[1]
+    given[0], given[1], given[2], given[3] = at(gate), at(up), at(out), out.shape[1]
     given[4], given[5], given[6], given[7] = gate.strides[0], up.strides[0], out.shape[0], together
-    pool.run(words, kernel, _at(given), (out.shape[0] + together - 1) // together)
+    pool.run(words, kernel, at(given), (out.shape[0] + together - 1) // together)
 
 
 def swiglu(gate: Floats, up: Floats) -> Floats:
@@ -427,12 +456,12 @@ class Table:
     def times(self, x: Floats) -> Floats:
         """x times the matrix's transpose: [N, outputs]. x: [N, inputs], contiguous."""
         out = np.empty((len(x), self.q.shape[0] * BLOCK), dtype=np.float32)
-        gemm = _gemm() if len(x) >= MANY else 0
-        kernel = (many if gemm else few)(self.bits, self.group, self._half)
+        address = gemm() if len(x) >= MANY else 0
+        kernel = (many if address else few)(self.bits, self.group, self._half)
         shared = pool.shared()
         with shared.lock:
-            scratch = _scratch(shared.threads, self.inputs * _WIDE * BLOCK) if gemm else _NO_SCRATCH
-            product(shared.words, kernel, self.q, *self._raw, x, out, self.group, gemm, scratch)
+            scratch = shared.scratch(self.inputs * _WIDE * BLOCK if address else 0)
+            product(shared.words, kernel, self.q, *self._raw, x, out, self.group, address, scratch)
         return out[:, : self.outputs]
 
     def rows(self, index: npt.NDArray[np.integer[Any]]) -> Floats:
@@ -446,24 +475,8 @@ class Table:
         return rows.reshape(*index.shape, self.inputs)
 
 
-_NO_SCRATCH = np.empty((1, 1), dtype=np.float32)
-
-
 @lru_cache(maxsize=1)
-def _held_scratch() -> list[Floats]:
-    return [_NO_SCRATCH]
-
-
-def _scratch(threads: int, floats: int) -> Floats:
-    """Room for what a thread dequantises; kept, since fresh memory costs as much as filling it."""
-    held = _held_scratch()
-    if held[0].shape[1] < floats:
-        held[0] = np.empty((threads, floats), dtype=np.float32)
-    return held[0]
-
-
-@lru_cache(maxsize=1)
-def _gemm() -> int:
+def gemm() -> int:
     """The address of NumPy's sgemm; 0 where there is none to be found, and the other kernel serves all."""
     return blas.numpy_sgemm()
 

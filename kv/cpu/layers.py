@@ -80,7 +80,7 @@ class Linear(nn.Module):  # type: ignore[misc]
         out = self._together.part(self._part, x)
         if "bias" in self:
             out = out + np.array(self.bias, copy=False)
-        out = out.reshape(*x.shape[:-1], -1)
+        out = out.reshape(*x.shape[:-1], self._outputs)
         return out if isinstance(x, np.ndarray) else mx.array(out)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -179,8 +180,15 @@ class Pool:
         self.words = (self._held.ctypes.data + 63) // 64 * 64
         if ctypes.CDLL(None, use_errno=True).sem_init(ctypes.c_void_p(self.words + 8 * _SEMAPHORE), 0, 0):
             raise OSError(ctypes.get_errno(), "sem_init")
+        self._scratch = np.empty((threads, 1), dtype=np.float32)
         for thread in range(1, threads):
             threading.Thread(target=_serve, args=(self.words, thread), name=f"kernels-{thread}", daemon=True).start()
+
+    def scratch(self, floats: int) -> npt.NDArray[np.float32]:
+        """Room for so many numbers a thread, [threads, floats or more]: kept, since fresh memory is slow."""
+        if self._scratch.shape[1] < floats:
+            self._scratch = np.empty((self.threads, floats), dtype=np.float32)
+        return self._scratch
 
 
 @lru_cache(maxsize=1)

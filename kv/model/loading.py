@@ -80,14 +80,16 @@ class LoadedModel:
         return can_share_a_pass(self.model)
 
 
-def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> LoadedModel:
+def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None, quantize: int = 0) -> LoadedModel:
     """Load a model on the calling thread, which must be the one that runs it.
 
     name: the embedded model's name, an mlx-lm model folder, or a hub name.
     on_gpu: leave the model as it is (Metal, CUDA) or prepare it for the CPU; see `kv.model.oncpu`. None asks MLX for
         its default device.
+    quantize: 8 or 4 bits for the weights of a model that comes unquantised; 0 for as they are.
 
-    Raises ValueError if the model's layers, tokenizer or template cannot be served, FileNotFoundError if it is missing.
+    Raises ValueError for other bits, and if the model's layers, tokenizer or template cannot be served;
+    FileNotFoundError if it is missing.
     """
     if on_gpu is None:
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
@@ -97,6 +99,8 @@ def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> Loade
     else:
         model, tokenizer = mlx_lm.load(name)[:2]
         sampling = _own_sampling(name)
+    if quantize:
+        _quantize(model, quantize)
     if not on_gpu:
         model = oncpu.prepare(model)
     ropes = [getattr(getattr(layer, "self_attn", None), "rope", None) for layer in model.layers]
@@ -114,6 +118,21 @@ def load_model(name: str = smollm2.NAME, *, on_gpu: bool | None = None) -> Loade
         context_length=int(getattr(model.args, "max_position_embeddings", None) or 8192),
         ropes=ropes,
         sampling=sampling,
+    )
+
+
+def _quantize(model: Any, bits: int) -> None:
+    """Quantise what can be, unless the model came so: somebody has chosen its bits then."""
+    if bits not in (4, 8):
+        raise ValueError(f"quantize: {bits} is not 0, 4 or 8")
+    if any("scales" in module for _, module in model.named_modules()):
+        return
+    group = 32
+    nn.quantize(
+        model,
+        group_size=group,
+        bits=bits,
+        class_predicate=lambda _, module: hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kv.attention import hook
+from kv.attention import flow, hook
 from kv.caches.cache import EvictingCache
 from kv.caches.masks import check_full_attention
 from kv.config import KVCacheConfig
@@ -39,7 +39,7 @@ def can_share_a_pass(model: Any) -> bool:
     return all(layer.attended for layer in layers)
 
 
-class StreamsLayer:
+class StreamsLayer(flow.AttendsRows):
     """One layer's caches of several streams, for a pass of one token each.
 
     caches: one a stream, in the order of the rows. offset: each stream's position, [B].
@@ -78,9 +78,7 @@ class StreamsLayer:
             raise ValueError("the model attends to other keys and values than those it has cached")
         self.attended = True
         if self._quick and cpu_attention.serves(attention, keys.dtype, mask, options):
-            output = self.attend_rows(np.array(queries, copy=False), scale)
-            if output is not None:
-                return mx.array(output)
+            return self._attend_on_cpu(queries, keys, values, scale)
         outputs = []
         for i, cache in enumerate(self.caches):
             row = slice(i, i + 1)
@@ -90,16 +88,23 @@ class StreamsLayer:
             )
         return mx.concatenate(outputs)
 
-    def attend_rows(self, queries: Floats, scale: float) -> Floats | None:
-        """What `attend` does, at once and in NumPy: [B, H_q, 1, D]. None where that is not to be had."""
-        if self._new is None or not self._quick or not cpu_attention.on_cpu(self._new[0].dtype):
+    def attend_rows(self, queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats | None:
+        """What `update_and_fetch` and `attend` do, at once and without MLX, but for the storing, which may wait."""
+        if not self._quick or not cpu_attention.on_cpu(mx.float32):
             return None
         self.attended = True
-        keys, values = self._new
+        output, weights = flow.step(self.caches, queries, keys, values, scale)
+        for i, cache in enumerate(self.caches):
+            cache.update_and_fetch(mx.array(keys[i : i + 1]), mx.array(values[i : i + 1]))
+            if cache.observes:
+                cache.observe_mass(mx.array(weights[i].mean(axis=1))[None])
+        return output
+
+    def _attend_on_cpu(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
         for i, cache in enumerate(self.caches):
             cache.update_and_fetch(keys[i : i + 1], values[i : i + 1])
-        mx.eval([cache.buffers for cache in self.caches])
-        asked = queries[:, :, 0]
+        mx.eval(queries, [cache.buffers for cache in self.caches])
+        asked = np.array(queries, copy=False)[:, :, 0]
         outputs = []
         for i, cache in enumerate(self.caches):
             # Views: they have to be gone when the next row comes, or storing it would copy the buffer.
@@ -110,7 +115,7 @@ class StreamsLayer:
             outputs.append(output)
             if cache.observes:
                 cache.observe_mass(mx.array(weights.mean(axis=1))[None])
-        return np.stack(outputs)[:, :, None]
+        return mx.array(np.stack(outputs))[:, :, None]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
         """The mask of a pass of one token, which sees everything. Raises ValueError for sliding windows."""

@@ -36,6 +36,6 @@ def step_together(sessions: Sequence[Session], tokens: Sequence[int]) -> list[mx
     streams = [session.begin_step() for session in sessions]
     logits = sessions[0].model.model(mx.array(list(tokens))[:, None], cache=layers_of(streams, quick=True))
     rows = [logits[i, -1] for i in range(len(streams))]
-    # Keys and values are worked out on the way to the logits; only what observed attention has scored is not.
-    mx.eval(rows, [cache.scores for caches in streams for cache in caches])
+    # Keys and values are worked out on the way to the logits by MLX only; scores of observed attention never.
+    mx.eval(rows, [cache.arrays for caches in streams for cache in caches])
     return rows
