@@ -1,6 +1,6 @@
 """The embedded model on the CPU: its weights quantised, in kernels, against dequantised to float32 through MLX.
 
-    .uv/bin/uv run python -m tests.benchmarks.kernels [--rounds 7] [--busy 0] [--out RESULT.json]
+    .uv/bin/uv run python -m tests.benchmarks.kernels [--rounds 7] [--out RESULT.json]
 
 Both models in one process, taken in turns: a step of 1 to 8 sessions, the first behind 750 tokens; passes of 25 and 256
 tokens behind nothing and behind 750. Best and median of the rounds in milliseconds; the ratio of the best is what to
@@ -89,19 +89,25 @@ def main(rounds: int, out: Path | None) -> None:
     seconds = time.perf_counter() - began
     tokens = np.random.default_rng(1).integers(0, 49_000, 2000).tolist()
     both = {"kernels": cases(mine, tokens), "mlx": cases(stock_of(), tokens)}
-    rows = [measure(name, {kind: each[name] for kind, each in both.items()}, rounds) for name in both["mlx"]]
+    rows: list[dict[str, Any]] = []
+
+    def take(name: str, busy: int = 0) -> None:
+        rows.append(measure(name, {kind: each[name] for kind, each in both.items()}, rounds, busy))
+        if out is not None:
+            # After each: it takes minutes, and what is measured is measured.
+            about = {"machine": f"{platform.platform()}, {chosen.name}", "load_seconds": round(seconds, 2)}
+            out.write_text(json.dumps({**about, "cases": rows}, indent=1) + "\n")
+
+    for name in both["mlx"]:
+        take(name)
     for busy in (1, 2):
         spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
         try:
-            name = "step, 1 rows"
-            rows.append(measure(name, {kind: each[name] for kind, each in both.items()}, rounds, busy))
+            take("step, 1 rows", busy)
         finally:
             for process in spinning:
                 process.kill()
                 process.wait()
-    if out is not None:
-        about = {"machine": f"{platform.platform()}, {chosen.name}", "load_seconds": round(seconds, 2), "cases": rows}
-        out.write_text(json.dumps(about, indent=1) + "\n")
 
 
 def measure(name: str, ways: dict[str, Callable[[], object]], rounds: int, busy: int = 0) -> dict[str, Any]:
