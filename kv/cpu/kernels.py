@@ -84,8 +84,31 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(function, [a, b, c])
 
 
-def _dot(rows: int, bits: int, group: int, half: bool) -> Any:
-    """An intrinsic: `rows` rows times one block of outputs. Takes addresses; groups; row strides, in floats."""
+@intrinsic(prefer_literal=True)
+def _dot(
+    _: Any,
+    rows: Any,
+    bits: Any,
+    group: Any,
+    half: Any,
+    q: Any,
+    scales: Any,
+    biases: Any,
+    x: Any,
+    sums: Any,
+    out: Any,
+    groups: Any,
+    by_x: Any,
+    by_sums: Any,
+    by_out: Any,
+) -> Any:
+    """`rows` rows times one block of outputs. Takes addresses; groups; row strides, in floats.
+
+    What the code depends on are numbers that are known when it is compiled: so, and not as objects that its caller
+    holds, they are part of the name under which Numba keeps the caller's code.
+    """
+    kinds = (rows, bits, group, half)
+    rows, bits, group, half = (kind.literal_value for kind in kinds)
     vector = _lanes()
     # Two chains of sums a row, as many vectors wide as there are registers for.
     lanes = min(BLOCK, vector * max(1, most_rows() // rows))
@@ -94,95 +117,78 @@ def _dot(rows: int, bits: int, group: int, half: bool) -> Any:
     middle = group // 2
     unrolled = 16
 
-    @intrinsic
-    def dot(
-        _: Any,
-        q: Any,
-        scales: Any,
-        biases: Any,
-        x: Any,
-        sums: Any,
-        out: Any,
-        groups: Any,
-        by_x: Any,
-        by_sums: Any,
-        by_out: Any,
-    ) -> Any:
-        def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
-            q, scales, biases, x, sums, out, groups, x_stride, sums_stride, out_stride = values
-            floats = ir.VectorType(_FLOAT, lanes)
-            x = builder.inttoptr(x, _FLOAT.as_pointer())
-            sums = builder.inttoptr(sums, _FLOAT.as_pointer())
-            zero = ir.Constant(floats, [0.0] * lanes)
-            totals = [cgutils.alloca_once(builder, floats) for _ in range(rows)]
-            chains = [[cgutils.alloca_once(builder, floats) for _ in range(2)] for _ in range(rows)]
-            x_rows = [builder.gep(x, [builder.mul(x_stride, _WORD(n))]) for n in range(rows)]
-            sums_rows = [builder.gep(sums, [builder.mul(sums_stride, _WORD(n))]) for n in range(rows)]
-            for first in range(0, BLOCK, lanes):
-                for total in totals:
-                    builder.store(zero, total)
-                with cgutils.for_range(builder, groups, intp=_WORD) as over_groups:
-                    g = over_groups.index
-                    for pair in chains:
-                        for chain in pair:
-                            builder.store(zero, chain)
-                    bytes_at = builder.mul(g, _WORD(group * bits // 8 * BLOCK))
-                    x_at = builder.mul(g, _WORD(group))
-                    with cgutils.for_range(builder, _WORD(middle // unrolled), intp=_WORD) as over_parts:
-                        start = builder.mul(over_parts.index, _WORD(unrolled))
-                        for k in range(unrolled):
-                            here = builder.add(start, _WORD(k))
-                            index = builder.add(builder.add(bytes_at, builder.mul(here, _WORD(BLOCK))), _WORD(first))
-                            weights = _quants(builder, q, index, bits, middle, lanes)
-                            for n in range(rows):
-                                for side in range(2):
-                                    at = builder.add(builder.add(x_at, here), _WORD(side * middle))
-                                    value = _splat(builder, builder.load(builder.gep(x_rows[n], [at])), lanes)
-                                    chain = chains[n][side]
-                                    builder.store(_fma(builder, weights[side], value, builder.load(chain)), chain)
-                    at = builder.add(builder.mul(g, _WORD(BLOCK)), _WORD(first))
-                    scale = _scaled(builder, scales, at, half, lanes)
-                    bias = _scaled(builder, biases, at, half, lanes)
-                    for n in range(rows):
-                        both = builder.fadd(builder.load(chains[n][0]), builder.load(chains[n][1]))
-                        total = _fma(builder, scale, both, builder.load(totals[n]))
-                        value = _splat(builder, builder.load(builder.gep(sums_rows[n], [g])), lanes)
-                        builder.store(_fma(builder, bias, value, total), totals[n])
+    def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
+        q, scales, biases, x, sums, out, groups, x_stride, sums_stride, out_stride = values[4:]
+        floats = ir.VectorType(_FLOAT, lanes)
+        x = builder.inttoptr(x, _FLOAT.as_pointer())
+        sums = builder.inttoptr(sums, _FLOAT.as_pointer())
+        zero = ir.Constant(floats, [0.0] * lanes)
+        totals = [cgutils.alloca_once(builder, floats) for _ in range(rows)]
+        chains = [[cgutils.alloca_once(builder, floats) for _ in range(2)] for _ in range(rows)]
+        x_rows = [builder.gep(x, [builder.mul(x_stride, _WORD(n))]) for n in range(rows)]
+        sums_rows = [builder.gep(sums, [builder.mul(sums_stride, _WORD(n))]) for n in range(rows)]
+        for first in range(0, BLOCK, lanes):
+            for total in totals:
+                builder.store(zero, total)
+            with cgutils.for_range(builder, groups, intp=_WORD) as over_groups:
+                g = over_groups.index
+                for pair in chains:
+                    for chain in pair:
+                        builder.store(zero, chain)
+                bytes_at = builder.mul(g, _WORD(group * bits // 8 * BLOCK))
+                x_at = builder.mul(g, _WORD(group))
+                with cgutils.for_range(builder, _WORD(middle // unrolled), intp=_WORD) as over_parts:
+                    start = builder.mul(over_parts.index, _WORD(unrolled))
+                    for k in range(unrolled):
+                        here = builder.add(start, _WORD(k))
+                        index = builder.add(builder.add(bytes_at, builder.mul(here, _WORD(BLOCK))), _WORD(first))
+                        weights = _quants(builder, q, index, bits, middle, lanes)
+                        for n in range(rows):
+                            for side in range(2):
+                                at = builder.add(builder.add(x_at, here), _WORD(side * middle))
+                                value = _splat(builder, builder.load(builder.gep(x_rows[n], [at])), lanes)
+                                chain = chains[n][side]
+                                builder.store(_fma(builder, weights[side], value, builder.load(chain)), chain)
+                at = builder.add(builder.mul(g, _WORD(BLOCK)), _WORD(first))
+                scale = _scaled(builder, scales, at, half, lanes)
+                bias = _scaled(builder, biases, at, half, lanes)
                 for n in range(rows):
-                    at = builder.add(builder.mul(out_stride, _WORD(n)), _WORD(first))
-                    pointer = builder.gep(builder.inttoptr(out, _FLOAT.as_pointer()), [at])
-                    stored = builder.store(builder.load(totals[n]), builder.bitcast(pointer, floats.as_pointer()))
-                    stored.align = 4
-            return context.get_dummy_value()
+                    both = builder.fadd(builder.load(chains[n][0]), builder.load(chains[n][1]))
+                    total = _fma(builder, scale, both, builder.load(totals[n]))
+                    value = _splat(builder, builder.load(builder.gep(sums_rows[n], [g])), lanes)
+                    builder.store(_fma(builder, bias, value, total), totals[n])
+            for n in range(rows):
+                at = builder.add(builder.mul(out_stride, _WORD(n)), _WORD(first))
+                pointer = builder.gep(builder.inttoptr(out, _FLOAT.as_pointer()), [at])
+                stored = builder.store(builder.load(totals[n]), builder.bitcast(pointer, floats.as_pointer()))
+                stored.align = 4
+        return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 10), generate
-
-    return dot
+    return types.none(*kinds, *[types.int64] * 10), generate
 
 
-def _widen(bits: int, group: int, half: bool) -> Any:
-    """An intrinsic: one group of a block as floats. Takes addresses, and out's row stride in floats."""
+@intrinsic(prefer_literal=True)
+def _widen(_: Any, bits: Any, group: Any, half: Any, q: Any, scales: Any, biases: Any, out: Any, stride: Any) -> Any:
+    """One group of a block as floats, as `_dot` by known numbers. Takes addresses, and the row stride of out."""
+    kinds = (bits, group, half)
+    bits, group, half = (kind.literal_value for kind in kinds)
     middle, lanes = group // 2, BLOCK
 
-    @intrinsic
-    def widen(_: Any, q: Any, scales: Any, biases: Any, out: Any, stride: Any) -> Any:
-        def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
-            q, scales, biases, out, stride = values
-            floats = ir.VectorType(_FLOAT, lanes)
-            scale = _scaled(builder, scales, _WORD(0), half, lanes)
-            bias = _scaled(builder, biases, _WORD(0), half, lanes)
-            out = builder.inttoptr(out, _FLOAT.as_pointer())
-            with cgutils.for_range(builder, _WORD(middle), intp=_WORD) as over:
-                weights = _quants(builder, q, builder.mul(over.index, _WORD(BLOCK)), bits, middle, lanes)
-                for side in range(2):
-                    at = builder.mul(builder.add(over.index, _WORD(side * middle)), stride)
-                    pointer = builder.bitcast(builder.gep(out, [at]), floats.as_pointer())
-                    builder.store(_fma(builder, scale, weights[side], bias), pointer).align = 4
-            return context.get_dummy_value()
+    def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
+        q, scales, biases, out, stride = values[3:]
+        floats = ir.VectorType(_FLOAT, lanes)
+        scale = _scaled(builder, scales, _WORD(0), half, lanes)
+        bias = _scaled(builder, biases, _WORD(0), half, lanes)
+        out = builder.inttoptr(out, _FLOAT.as_pointer())
+        with cgutils.for_range(builder, _WORD(middle), intp=_WORD) as over:
+            weights = _quants(builder, q, builder.mul(over.index, _WORD(BLOCK)), bits, middle, lanes)
+            for side in range(2):
+                at = builder.mul(builder.add(over.index, _WORD(side * middle)), stride)
+                pointer = builder.bitcast(builder.gep(out, [at]), floats.as_pointer())
+                builder.store(_fma(builder, scale, weights[side], bias), pointer).align = 4
+        return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 5), generate
-
-    return widen
+    return types.none(*kinds, *[types.int64] * 5), generate
 
 
 @intrinsic
@@ -212,9 +218,7 @@ def sgemm(
 def few(bits: int, group: int, half: bool) -> int:
     """The address of the kernel for few rows: a chunk is a block of outputs. Arguments: see `_ARGUMENTS`."""
     bytes_a_group, bytes_a_scale = group * bits // 8 * BLOCK, (2 if half else 4) * BLOCK
-    most = most_rows()
-    one, two, four = (_dot(rows, bits, group, half) for rows in (1, 2, 4))
-    eight = _dot(most, bits, group, half)
+    most, halved = most_rows(), int(half)
 
     @numba.cfunc(pool.KERNEL, cache=True)
     def multiply(arguments: Any, chunk: int, _thread: int) -> None:
@@ -227,16 +231,31 @@ def few(bits: int, group: int, half: bool) -> int:
         x_stride, sums_stride, out_stride = groups * group, groups, given[8]
         while rows > 0:
             if rows >= most:
-                eight(q, scales, biases, x, sums, out, groups, x_stride, sums_stride, out_stride)
+                _dot(
+                    most,
+                    bits,
+                    group,
+                    halved,
+                    q,
+                    scales,
+                    biases,
+                    x,
+                    sums,
+                    out,
+                    groups,
+                    x_stride,
+                    sums_stride,
+                    out_stride,
+                )
                 done = most
             elif rows >= 4:
-                four(q, scales, biases, x, sums, out, groups, x_stride, sums_stride, out_stride)
+                _dot(4, bits, group, halved, q, scales, biases, x, sums, out, groups, x_stride, sums_stride, out_stride)
                 done = 4
             elif rows >= 2:
-                two(q, scales, biases, x, sums, out, groups, x_stride, sums_stride, out_stride)
+                _dot(2, bits, group, halved, q, scales, biases, x, sums, out, groups, x_stride, sums_stride, out_stride)
                 done = 2
             else:
-                one(q, scales, biases, x, sums, out, groups, x_stride, sums_stride, out_stride)
+                _dot(1, bits, group, halved, q, scales, biases, x, sums, out, groups, x_stride, sums_stride, out_stride)
                 done = 1
             rows -= done
             x += done * x_stride * 4
@@ -250,7 +269,7 @@ def few(bits: int, group: int, half: bool) -> int:
 def many(bits: int, group: int, half: bool) -> int:
     """The address of the kernel for many rows: a chunk is `_WIDE` blocks, made floats in scratch, then BLAS."""
     bytes_a_group, bytes_a_scale = group * bits // 8 * BLOCK, (2 if half else 4) * BLOCK
-    widen = _widen(bits, group, half)
+    halved = int(half)
 
     @numba.cfunc(pool.KERNEL, cache=True)
     def multiply(arguments: Any, chunk: int, thread: int) -> None:
@@ -262,7 +281,10 @@ def many(bits: int, group: int, half: bool) -> int:
             block = chunk * _WIDE + part
             for g in range(groups):
                 at = block * groups + g
-                widen(
+                _widen(
+                    bits,
+                    group,
+                    halved,
                     given[0] + at * bytes_a_group,
                     given[1] + at * bytes_a_scale,
                     given[2] + at * bytes_a_scale,

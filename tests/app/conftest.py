@@ -5,6 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 from tests.app.service import Service, towns
+from tests.app.starter import Starter
+
+
+@pytest.fixture(scope="session", autouse=True)
+def starter() -> Iterator[None]:
+    """One process that all servers are forked from."""
+    Service.starter = Starter()
+    yield
+    Service.starter.close()
+    Service.starter = None
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
+
+from tests.app.starter import Forked, Starter
 
 COMMAND = [sys.executable, "-c", "from app.cli.commands import main; main()"]
 TOWNS = ["Bodo", "Narva", "Lecce", "Tarifa", "Galway", "Piran"]
@@ -24,7 +26,12 @@ QUIET = {"KEEPWHOLE_BANK_AHEAD": "0"}
 
 
 class Service:
-    """The process. folder: its data. environment: settings beside those a test needs."""
+    """The process. folder: its data. environment: settings beside those a test needs.
+
+    starter: what forks it; None starts it anew, as benchmarks do.
+    """
+
+    starter: ClassVar[Starter | None] = None
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
@@ -41,14 +48,14 @@ class Service:
 
     def start(self, *options: str) -> None:
         """Start it and wait until it says that it is ready. options: of the command, in place of any free port."""
+        arguments = ["serve", *(options or ("--port", "0"))]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*COMMAND, "serve", *(options or ("--port", "0"))],
-                env=self.environment,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+            if self.starter is not None:
+                self.process: subprocess.Popen[str] | Forked = self.starter.start(arguments, self.environment, log)
+            else:
+                self.process = subprocess.Popen(
+                    [*COMMAND, *arguments], env=self.environment, stdout=subprocess.PIPE, stderr=log, text=True
+                )
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if found := re.search(r"is ready: (\S+)", line):
