@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from app.audit import chains
@@ -60,13 +61,16 @@ class Conversations:
                     # Only if nobody else has gone on with it in the meantime.
                     return turn.session_id, await self._chat.ask(turn.session_id, question, behind=turn.id)
                 fork = await self._chat.fork(turn.session_id, before=turn.number + 1, told=rest)
+                return fork.id, await self._chat.ask(fork.id, question)
             except (Conflict, LookupError):
                 continue
-            return fork.id, await self._chat.ask(fork.id, question)
-        session = await self._chat.create(
-            NewSession("", history.system_prompt, None, "chunkkv", "attn_mass"), told=history.exchanges
-        )
-        return session.id, await self._chat.ask(session.id, question)
+        while True:
+            session = await self._chat.create(
+                NewSession("", history.system_prompt, None, "chunkkv", "attn_mass"), told=history.exchanges
+            )
+            # Whoever sends the same history at this moment may have found the new session, and gone on with it first.
+            with suppress(Conflict):
+                return session.id, await self._chat.ask(session.id, question)
 
     async def _shared(self, history: History) -> list[tuple[int, TurnRecord, bool]]:
         """Turns that end a beginning of the history: how many exchanges that has, the turn, whether it is its session's

@@ -44,6 +44,9 @@ class Blas:
     environment: tuple[tuple[str, str], ...] = ()
 
 
+# What this process has loaded.
+_loaded: list[Blas] = []
+
 ACCELERATE = Blas("Accelerate", tuned=True)
 REFERENCE = Blas("reference BLAS", tuned=False, note="10 to 30 times slower than a tuned one")
 
@@ -98,6 +101,9 @@ def load(
     if not blas.libraries:
         return blas
     if "mlx.core" in sys.modules:
+        if blas in _loaded and opener is ctypes.CDLL:
+            # In time, by an earlier call.
+            return blas
         return Blas(REFERENCE.name, tuned=False, note="MLX was imported before a tuned BLAS could be loaded")
     for name, value in blas.environment:
         os.environ.setdefault(name, value)
@@ -107,6 +113,8 @@ def load(
     except OSError as error:
         return Blas(REFERENCE.name, tuned=False, note=f"{blas.name} did not load: {error}")
     _give_numpy_one_thread()
+    if opener is ctypes.CDLL:
+        _loaded.append(blas)
     return blas
 
 

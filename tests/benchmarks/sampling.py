@@ -35,14 +35,12 @@ RESULTS = Path(__file__).parent / "results" / "sampling.json"
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "penalty 1.05": {"repetition_penalty": 1.05},
     "penalty 1.1": {"repetition_penalty": 1.1},
-    "penalty 1.15": {"repetition_penalty": 1.15},
     "penalty 1.2": {"repetition_penalty": 1.2},
     "penalty 1.3": {"repetition_penalty": 1.3},
     "frequency 0.3": {"frequency_penalty": 0.3},
     "temperature 0.2, top_p 0.9": {"temperature": 0.2, "top_p": 0.9},
-    "temperature 0.2, top_p 0.9, penalty 1.1": {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1},
+    "temperature 0.2, top_p 0.9, penalty 1.2": {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.2},
 }
 
 

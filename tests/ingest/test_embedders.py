@@ -88,7 +88,7 @@ def test_an_unknown_embedder_is_refused_by_name(setting, monkeypatch, tmp_path):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("ingest.embedders.find_spec", lambda _: None)
+    monkeypatch.setattr("ingest.embedder.find_spec", lambda _: None)
     with pytest.raises(EmbedderError, match="pip install wordllama"):
         check_embedder("wordllama")
     with pytest.raises(EmbedderError, match=r"keepwhole\[minilm\]"):

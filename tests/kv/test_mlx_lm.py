@@ -215,7 +215,20 @@ TEN_TURNS = {
 
 
 # What does with keys what another case does, waits for `pytest -m slow`.
-LIKE_OTHERS = ("full", "snapkv", "streaming_llm", "tova", "l2norm", "pyramidkv", "squeezeattention", "cam", "kivi")
+LIKE_OTHERS = (
+    "chunkkv, model",
+    "chunkkv, observed",
+    "full",
+    "h2o",
+    "snapkv",
+    "streaming_llm",
+    "tova",
+    "l2norm",
+    "pyramidkv",
+    "squeezeattention",
+    "cam",
+    "kivi",
+)
 
 
 @pytest.mark.model

@@ -92,7 +92,7 @@ def test_what_left_comes_back_and_the_log_says_so(service: Service) -> None:
     )
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_the_bank_outlives_the_process_as_far_as_it_was_on_disk(tmp_path: Path, how: signal.Signals) -> None:
     service = Service(tmp_path, BANK_MEMORY_MB="4")
     service.ingest(*towns())
@@ -174,6 +174,7 @@ def test_a_damaged_file_is_read_anew(tmp_path: Path) -> None:
     service.stop()
 
 
+@pytest.mark.slow
 def test_without_a_bank_every_session_reads_for_itself(tmp_path: Path) -> None:
     service = Service(tmp_path, BANK_MEMORY_MB="0", BANK_DISK_MB="0")
     service.ingest(*towns())
@@ -188,6 +189,7 @@ def test_without_a_bank_every_session_reads_for_itself(tmp_path: Path) -> None:
         assert db.execute("SELECT count(*) FROM blocks WHERE bank_key IS NOT NULL").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_first_tokens_may_be_read_anew(tmp_path: Path) -> None:
     service = Service(tmp_path, BANK_RECOMPUTE="5")
     service.ingest(*towns())

@@ -24,9 +24,9 @@ def test_turns_wait_for_room_in_the_order_they_came_and_the_cap_holds(tmp_path: 
     samples: list[dict[str, Any]] = []
 
     def ask(number: int) -> str:
-        # In this order.
-        time.sleep(0.5 * number)
-        answer = service.tell(sessions[number], QUESTION, top_k=0, max_tokens=12).json()["content"]
+        # In this order, and each before the one before it is done.
+        time.sleep(0.1 * number)
+        answer = service.tell(sessions[number], QUESTION, top_k=0, max_tokens=40).json()["content"]
         ended.append(number)
         return str(answer)
 

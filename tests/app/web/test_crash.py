@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.service, pytest.mark.model]
 
 # The event upon which the process is killed. Together they are every stage: planned, made room, put in, read,
 # answering, committed.
-STAGES = ["retrieval", "eviction", "recall", "prefill", "token", "done"]
+STAGES = ("retrieval", "eviction", "recall", "prefill", "token", "done")
 
 
 def question(number: int) -> str:
@@ -67,7 +67,10 @@ def check(service: Service, session: str, history: list[tuple[str, str]]) -> Non
     assert waiting <= {name.partition(".")[0] for name in names}
 
 
-def test_the_last_committed_turn_is_there_whole_whenever_the_process_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [("eviction", "token"), pytest.param(STAGES, marks=pytest.mark.slow)])
+def test_the_last_committed_turn_is_there_whole_whenever_the_process_is_killed(
+    tmp_path: Path, stages: tuple[str, ...]
+) -> None:
     # No memory for the bank: what leaves is on disk at once, and can come back after a crash.
     service = Service(tmp_path, BANK_MEMORY_MB="0")
     service.ingest(*towns())
@@ -84,7 +87,7 @@ def test_the_last_committed_turn_is_there_whole_whenever_the_process_is_killed(t
 
     for _ in range(len(TOWNS)):
         tell()
-    for stage in STAGES:
+    for stage in stages:
         told = killed_upon(service, session, stage, number)
         service.start()
         if stage == "done":

@@ -58,6 +58,7 @@ def test_a_passage_larger_than_the_budget_is_skipped_and_said_so(tmp_path: Path)
     service.stop()
 
 
+@pytest.mark.slow
 def test_twenty_passages_that_are_equally_relevant(tmp_path: Path) -> None:
     service = Service(tmp_path)
     service.ingest(*((f"note{i:02}.md", "The ferry to Narva leaves at 7:15 from pier 3.\n") for i in range(20)))

@@ -105,6 +105,7 @@ def test_a_turn_that_has_to_wait_does_not_cite_what_was_deleted_meanwhile(tmp_pa
     service.stop()
 
 
+@pytest.mark.slow
 def test_a_start_finishes_what_a_stop_left_half_done(tmp_path: Path) -> None:
     service = Service(tmp_path)
     document, other = service.ingest(*towns()[:2])

@@ -335,6 +335,7 @@ def test_a_fork_goes_on_from_where_its_origin_was(service: Service) -> None:
     answering.close()
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_session_that_waits_on_disk(tmp_path: Path) -> None:
     service = Service(tmp_path)
     origin = service.session()
@@ -352,7 +353,7 @@ def test_a_fork_of_a_session_that_waits_on_disk(tmp_path: Path) -> None:
     service.stop()
 
 
-@pytest.mark.parametrize("disk", ["4096", "0"])
+@pytest.mark.parametrize("disk", ["4096", pytest.param("0", marks=pytest.mark.slow)])
 def test_sessions_beyond_the_memory_cap_wait_on_disk_or_are_rebuilt(tmp_path: Path, disk: str) -> None:
     # One token of this model takes 46 kB: two sessions of 60 tokens do not fit into 4 MB.
     service = Service(tmp_path, KV_MEMORY_MB="4", SNAPSHOT_DISK_MB=disk)
@@ -374,6 +375,7 @@ def test_sessions_beyond_the_memory_cap_wait_on_disk_or_are_rebuilt(tmp_path: Pa
     service.stop()
 
 
+@pytest.mark.slow
 def test_a_session_goes_on_after_a_restart_without_reading_again(tmp_path: Path) -> None:
     service = Service(tmp_path)
     session = service.session()

@@ -190,6 +190,7 @@ def test_attention_after_evictions_equals_full_attention_masked_to_the_survivors
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), np.array(expected), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_positions_stay_true_through_thousands_of_evictions(tiny: Any) -> None:
     evicted: list[Evicted] = []
     config = KVCacheConfig(method="h2o", h2o_budget=32, h2o_scope="model", h2o_stride=1)

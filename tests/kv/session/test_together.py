@@ -337,6 +337,7 @@ def test_whatever_joins_leaves_and_is_evicted_each_answer_is_as_alone(data: st.D
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_eight_answers_of_the_real_model_are_those_alone(smollm2: LoadedModel) -> None:
     template, pick = smollm2.template, likeliest
     questions = ["Name a river.", "What is the capital of Norway?", "Count to five.", "What is rain?",
