@@ -14,7 +14,7 @@ import pytest
 
 from tests.app.service import Service, towns
 
-pytestmark = [pytest.mark.slow, pytest.mark.service, pytest.mark.model]
+pytestmark = [pytest.mark.slow, pytest.mark.registry, pytest.mark.service, pytest.mark.model]
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "When does the ferry to Narva leave?"
