@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kv import blas
+
+# Dozens of processes import the same packages: what they compile of them is kept, whatever the environment says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 BLAS = blas.load()
 

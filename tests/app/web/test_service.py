@@ -15,6 +15,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_logits_processors
 
 from kv.model.loading import load_model
 from tests.app.service import TOWNS, Service, towns
@@ -89,12 +90,25 @@ def test_a_small_budget_evicts_whole_blocks_and_the_log_agrees_even_after_a_cras
     service.stop()
 
 
-def test_the_first_answer_is_the_one_that_stock_mlx_lm_gives(service: Service) -> None:
+@pytest.mark.parametrize("penalty", [None, 1.0])
+def test_the_first_answer_is_the_one_that_stock_mlx_lm_gives(service: Service, penalty: float | None) -> None:
+    """By the embedded model's own sampling, and greedily."""
     question = "What is a cat? Answer in one sentence."
     session = service.session(system_prompt="You are a biologist.")
-    end = done(list(service.ask(session, question, top_k=0, max_tokens=40)))
+    sampling = {} if penalty is None else {"repetition_penalty": penalty}
+    end = done(list(service.ask(session, question, top_k=0, max_tokens=40, **sampling)))
 
     model = load_model()
+    processors = make_logits_processors(
+        repetition_penalty=model.sampling.repetition_penalty if penalty is None else None, repetition_context_size=40
+    )
+
+    def of_the_answer(tokens: mx.array, logits: mx.array) -> mx.array:
+        # mlx-lm counts the prompt's tokens in; here it is the answer's alone that are held against it.
+        for process in processors:
+            logits = process(tokens[len(prompt) :], logits)
+        return logits
+
     # The GGUF's tokenizer, its template and mlx-lm's own full cache.
     chat = (
         "<|im_start|>system\nYou are a biologist.<|im_end|>\n"
@@ -102,7 +116,10 @@ def test_the_first_answer_is_the_one_that_stock_mlx_lm_gives(service: Service) -
     )
     prompt = mx.array(model.codec.encode_markup(chat))
     tokens = []
-    for token, _ in generate_step(prompt, model.model, max_tokens=40, prompt_cache=make_prompt_cache(model.model)):
+    cache = make_prompt_cache(model.model)
+    for token, _ in generate_step(
+        prompt, model.model, max_tokens=40, prompt_cache=cache, logits_processors=[of_the_answer]
+    ):
         if token in model.stop_ids:
             break
         tokens.append(int(token))
