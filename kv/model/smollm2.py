@@ -20,8 +20,9 @@ from kv.model.sampling import Sampling
 
 NAME = "smollm2-135m-instruct"
 
-# By `tests.benchmarks.sampling`: more right answers than greedy, and no loops. Beyond 1.2 it makes things up.
-SAMPLING = Sampling(repetition_penalty=1.2)
+# By `tests.benchmarks.sampling`: of 60 questions as many are answered right as greedily, 17, and none in a loop, where
+# 5 were. A larger penalty answers no more of them, and takes words from an answer that it needs.
+SAMPLING = Sampling(repetition_penalty=1.1)
 
 _GROUP = 32
 _CONTROL = 3
