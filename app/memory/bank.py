@@ -3,8 +3,9 @@
 Beside passages it keeps what else need not be read again: system prompts, and the exchanges that sessions have evicted.
 
 A passage then costs a session no forward pass, and reads the same whatever else the session holds: it sees the prefix,
-which is the default system prompt, and itself; also in sessions with a prompt of their own, which answer no worse for
-it (`tests.benchmarks.prefix`). On the MLX thread.
+which is the default system prompt, and itself. Sessions with a prompt of their own are served the same: of 24 questions
+under one, 7 were answered right so, and 6 with passages computed behind it (`tests.benchmarks.prefix` is for more).
+On the MLX thread.
 """
 
 from __future__ import annotations
