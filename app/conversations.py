@@ -42,11 +42,12 @@ class History:
 
 
 class Conversations:
-    """Asks within histories instead of sessions."""
+    """Asks within histories instead of sessions. model, budget_tokens: of the sessions that it goes on with."""
 
-    def __init__(self, chat: ChatService, model: str) -> None:
+    def __init__(self, chat: ChatService, model: str, budget_tokens: int) -> None:
         self._chat = chat
         self._model = model
+        self._budget_tokens = budget_tokens
 
     async def ask(self, history: History, question: Question) -> tuple[str, TurnFeed]:
         """Start a turn behind a history. Returns the session's id, and the turn.
@@ -77,7 +78,7 @@ class Conversations:
         last. The longest first, and of those the ones that can go on as they are.
         """
         names = history.names()[1:]
-        found = await asyncio.to_thread(self._chat.store.find_history, names, self._model)
+        found = await asyncio.to_thread(self._chat.store.find_history, names, self._model, self._budget_tokens)
         depths = {name: depth for depth, name in enumerate(names, start=1)}
         shared = [(depths[name], turn, is_last) for name, turn, is_last in found]
         return sorted(shared, key=lambda one: (-one[0], not one[2]))[:_MOST_TRIED]

@@ -154,7 +154,7 @@ class Boot:
             settings=settings,
             model=model,
             chat=chat,
-            conversations=Conversations(chat, model.name),
+            conversations=Conversations(chat, model.name, settings.budget_tokens),
             library=library,
             store=chat.store,
         )

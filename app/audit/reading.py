@@ -193,16 +193,17 @@ class Store:
             told.insert(0, episode("read", msgspec.to_builtins(block)))
         return told
 
-    def find_history(self, names: Sequence[str], model: str) -> list[tuple[str, TurnRecord, bool]]:
-        """The turns of a model's sessions that end one of these histories (`app.audit.chains`), the latest first: the
-        name, the turn, and whether it is its session's last.
+    def find_history(self, names: Sequence[str], model: str, budget_tokens: int) -> list[tuple[str, TurnRecord, bool]]:
+        """The turns that end one of these histories (`app.audit.chains`) in sessions of that model and budget, the
+        latest first: the name, the turn, and whether it is its session's last.
         """
         rows = self._rows(
             """SELECT turns.*, NOT EXISTS (SELECT 1 FROM turns AS later WHERE later.session_id = turns.session_id
                    AND later.status = 'done' AND later.number > turns.number) AS is_last
                FROM turns WHERE chain IN (SELECT value FROM json_each(?)) AND status = 'done'
-                   AND session_id IN (SELECT id FROM sessions WHERE model = ?) ORDER BY seq DESC""",
-            [json.dumps(list(names)), model],
+                   AND session_id IN (SELECT id FROM sessions WHERE model = ? AND budget_tokens = ?)
+               ORDER BY seq DESC""",
+            [json.dumps(list(names)), model, budget_tokens],
         )
         return [(row["chain"], _turn(row), bool(row["is_last"])) for row in rows]
 

@@ -155,6 +155,8 @@ def end_turn(
     insert_blocks(db, session_id, blocks)
     if blocks:
         _index_exchange(db, turn_id)
+    if columns["status"] == "done":
+        # Also of exchanges that were only told, and have no blocks: a history without its beginning is another one.
         _link(db, session_id, turn_id)
     for block_id, score in scores.items():
         db.execute("UPDATE blocks SET score = ? WHERE id = ?", [score, block_id])

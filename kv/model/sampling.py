@@ -53,8 +53,8 @@ class Sampling:
             raise ValueError(f"top_p: {self.top_p} is not more than 0 and at most 1")
         _between("top_k", self.top_k, 0, 1_000_000)
         _between("min_p", self.min_p, 0, 1)
-        if not 0 < self.repetition_penalty <= 2:
-            raise ValueError(f"repetition_penalty: {self.repetition_penalty} is not more than 0 and at most 2")
+        # Below, logits that are divided by it are no numbers any more.
+        _between("repetition_penalty", self.repetition_penalty, 0.01, 2)
         _between("presence_penalty", self.presence_penalty, -2, 2)
         _between("frequency_penalty", self.frequency_penalty, -2, 2)
         for token, bias in self.logit_bias.items():

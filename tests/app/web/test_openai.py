@@ -139,6 +139,53 @@ def test_a_history_longer_than_the_budget_is_answered_within_it(service: Service
     ]
 
 
+LONG = [
+    {"role": role, "content": f"{role} {n}: " + "The tide turns at the outer buoy before noon. " * 12}
+    for n in range(30)
+    for role in ("user", "assistant")
+]
+
+
+def test_a_history_whose_beginning_was_never_read_goes_on_in_its_session(client: openai.OpenAI) -> None:
+    plain = f"{MODEL}:no-retrieval"
+    first = complete(client, [*LONG, {"role": "user", "content": "What turns?"}], model=plain, max_tokens=4)
+    longer = [*LONG, {"role": "user", "content": "What turns?"}, said(first), {"role": "user", "content": "When?"}]
+    second = complete(client, longer, model=plain, max_tokens=4)
+    assert second.keepwhole["session_id"] == first.keepwhole["session_id"]
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
+
+
+def test_the_end_of_a_history_is_not_the_history(service: Service, client: openai.OpenAI) -> None:
+    """Or who never sent its beginning would be let into a session that holds it."""
+    plain = f"{MODEL}:no-retrieval"
+    secret = [
+        {"role": "user", "content": "My secret word is zanzibar. " + "Pad words stand here. " * 400},
+        {"role": "assistant", "content": "Noted."},
+    ]
+    end = [
+        {"role": "user", "content": "Hello there, friend of the harbour."},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "What is up at the pier?"},
+    ]
+    theirs = complete(client, [*secret, *end], model=plain, max_tokens=4)
+    ours = complete(client, [*end, said(theirs), {"role": "user", "content": "And you?"}], model=plain, max_tokens=4)
+    session = ours.keepwhole["session_id"]
+    assert session != theirs.keepwhole["session_id"]
+    assert service.http.get(f"/v1/sessions/{session}").json()["forked_from"] is None
+    assert "zanzibar" not in service.http.get(f"/v1/sessions/{session}/messages").text
+
+
+def test_a_session_of_another_budget_is_not_gone_on_with(service: Service, client: openai.OpenAI) -> None:
+    small = service.session(budget_tokens=64)
+    asked = "Tiny budgets, hello."
+    answer = service.tell(small, asked, top_k=0, max_tokens=4).json()["content"]
+    talk = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    question = {"role": "user", "content": "Go on now, and tell me more of it. " * 12}
+    gone_on = complete(client, [*talk, question], model=f"{MODEL}:no-retrieval", max_tokens=4)
+    assert gone_on.keepwhole["session_id"] != small
+    assert gone_on.keepwhole["cache"]["budget_tokens"] == 2048
+
+
 def test_the_same_history_at_once_is_answered_to_each(service: Service) -> None:
     async def both() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:

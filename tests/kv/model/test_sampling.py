@@ -114,6 +114,7 @@ def test_log_probabilities_come_with_the_likeliest() -> None:
         ({"top_k": -1}, "top_k: -1"),
         ({"min_p": 1.5}, "min_p: 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty: 0"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty: 1e-300 is not between 0.01 and 2"),
         ({"presence_penalty": 3}, "presence_penalty: 3"),
         ({"frequency_penalty": -2.5}, "frequency_penalty: -2.5"),
         ({"logit_bias": {5: 101}}, "logit_bias: 101 for token 5"),
