@@ -27,7 +27,11 @@ def as_file(
     """
     if form not in _MEDIA_TYPES:
         raise invalid("format", f"{form[:40]!r} is not one of {', '.join(_MEDIA_TYPES)}")
-    headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
+    # In the header too: the type of a route that answers with JSON otherwise would be put over that of the response.
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}.{form}"',
+        "Content-Type": _MEDIA_TYPES[form],
+    }
     return Stream(_written(kind, form, page_of), media_type=_MEDIA_TYPES[form], headers=headers)
 
 

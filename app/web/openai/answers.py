@@ -20,11 +20,12 @@ class ChatAnswer:
     state of the cache.
     """
 
-    def __init__(self, *, session_id: str, turn_id: str, model: str, url: str) -> None:
+    def __init__(self, *, session_id: str, turn_id: str, model: str, url: str, logprobs: bool) -> None:
         self._session_id = session_id
         self._turn_id = turn_id
         self._model = model
         self._url = url
+        self._wants_logprobs = logprobs
         self._created = int(time.time())
         self.sources: list[Source] = []
 
@@ -34,7 +35,7 @@ class ChatAnswer:
         choice = {
             "index": 0,
             "message": message,
-            "logprobs": _logprobs(logprobs),
+            "logprobs": _logprobs(logprobs) if self._wants_logprobs else None,
             "finish_reason": _finish_reason(done),
         }
         about = {**self._about(), **_end(done)}
@@ -46,7 +47,7 @@ class ChatAnswer:
 
     def piece(self, token: Token) -> dict[str, Any]:
         """A piece of the text."""
-        return self._piece({"content": token.text}, logprobs=_logprobs(token.logprobs or []))
+        return self._piece({"content": token.text}, logprobs=_logprobs(token.logprobs) if token.logprobs else None)
 
     def ending(self, text: str, done: Done) -> dict[str, Any]:
         """The piece that says why it ended."""
@@ -136,10 +137,7 @@ def _end(done: Done) -> dict[str, Any]:
     }
 
 
-def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any] | None:
-    if not tokens:
-        return None
-
+def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
     def entry(token: str, logprob: float) -> dict[str, Any]:
         # A token that is part of a character has no text of its own.
         raw = None if "\ufffd" in token else list(token.encode())

@@ -53,7 +53,11 @@ class OpenAIController(Controller):
             raise Problem(HTTPStatus.BAD_REQUEST, str(error), field=field) from error
         session_id, feed = await services.conversations.ask(history, question)
         answer = ChatAnswer(
-            session_id=session_id, turn_id=feed.turn_id, model=data.model, url=str(request.base_url).rstrip("/") + "/"
+            session_id=session_id,
+            turn_id=feed.turn_id,
+            model=data.model,
+            url=str(request.base_url).rstrip("/") + "/",
+            logprobs=bool(data.logprobs),
         )
         try:
             # A turn that is refused becomes an error before any byte of a stream is sent.

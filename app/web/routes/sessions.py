@@ -15,7 +15,7 @@ from app.audit.reading import EvictionFilter, Message
 from app.audit.records import BlockRecord, BlockStory, CompressionPoint, Eviction, Recall, SessionRecord, TurnRecord
 from app.problems import Problem, invalid
 from app.services import Services
-from app.turns.events import Failed, Retrieval
+from app.turns.events import Failed, Retrieval, Token, TokenLogprob
 from app.turns.feed import Place, TurnFeed
 from app.web.bodies import AskBody, ForkBody, RenameBody, SessionBody
 from app.web.disconnect import until_left
@@ -226,6 +226,7 @@ async def _collect(feed: TurnFeed) -> dict[str, Any]:
     sources: list[Any] = []
     evictions: list[Eviction] = []
     recalls: list[Recall] = []
+    logprobs: list[TokenLogprob] = []
     async for _, event in feed.follow():
         if isinstance(event, Retrieval):
             sources = list(event.sources)
@@ -233,6 +234,9 @@ async def _collect(feed: TurnFeed) -> dict[str, Any]:
             evictions.append(event)
         elif isinstance(event, Recall):
             recalls.append(event)
+        elif isinstance(event, Token):
+            logprobs += event.logprobs or []
     if isinstance(event, Failed):
         raise Problem(HTTPStatus(event.problem["status"]), event.problem["detail"])
-    return {**msgspec.structs.asdict(event), "sources": sources, "recalls": recalls, "evictions": evictions}
+    told = {"sources": sources, "recalls": recalls, "evictions": evictions}
+    return {**msgspec.structs.asdict(event), **told, **({"logprobs": logprobs} if logprobs else {})}

@@ -88,6 +88,10 @@ def test_audit_is_a_table_a_file_and_goes_on(own: Service) -> None:
     assert {int(row["tokens"]) for row in written} == {row["tokens"] for row in rows}
     some = own.run("audit", "--export", "jsonl", "--kind", "prose", "--reason", rows[0]["reason"]).stdout
     assert len(some.splitlines()) == sum(r["kind"] == "prose" and r["reason"] == rows[0]["reason"] for r in rows)
+    for form, kind in (("csv", "text/csv"), ("jsonl", "application/x-ndjson"), ("json", "application/json")):
+        answer = own.http.get("/v1/audit/evictions", params={"format": form})
+        assert answer.headers.get_list("Content-Type")[0].startswith(kind)
+        assert len(answer.headers.get_list("Content-Type")) == 1
     wrong = own.run("audit", "--kind", "poetry")
     assert wrong.returncode == 1
     assert "kind" in wrong.stderr

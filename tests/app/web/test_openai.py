@@ -241,6 +241,16 @@ def test_log_probabilities_and_bias(client: openai.OpenAI) -> None:
     assert other.choices[0].logprobs.content[0].token != tokens[0].token
 
 
+def test_log_probabilities_are_there_whatever_the_answer(service: Service, client: openai.OpenAI) -> None:
+    hit = complete(
+        client, [NARVA], logprobs=True, stop=["The"], extra_body={"retrieval": False}, logit_bias={"504": 100}
+    )
+    assert hit.choices[0].logprobs is not None
+    told = service.tell(service.session(), "Say hi.", top_k=0, max_tokens=2, logprobs=2).json()
+    assert "".join(one["token"] for one in told["logprobs"]) == told["content"]
+    assert "logprobs" not in service.tell(service.session(), "Say hi.", top_k=0, max_tokens=2).json()
+
+
 def test_a_seed_repeats_an_answer(client: openai.OpenAI) -> None:
     def answer(seed: int) -> str:
         hot = complete(client, [NARVA], temperature=1.3, seed=seed, extra_body={"top_k": 50, "min_p": 0.01})
