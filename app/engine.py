@@ -1,6 +1,7 @@
 """The MLX thread: it loads the model and runs every operation on it.
 
-Turns that answer decode together, a token each in one pass; between such passes one turn that reads takes one slice.
+Turns that answer decode together, a token and its draft each in one pass; between such passes one turn that reads takes
+one slice.
 
 The event loop hands turns in and gets events back through a queue; neither side ever waits for the other.
 """
@@ -37,7 +38,7 @@ from app.turns.turn import Steps, Turn
 from ingest.database import Database
 from ingest.jobs import new_id, now
 from kv.model.loading import LoadedModel
-from kv.session.together import step_together
+from kv.session.together import run_together
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -47,15 +48,17 @@ _MB = 1_000_000
 
 # Buffers grow by so many rows at a time.
 _SPARE_ROWS = 64
+# Rows of a pass that share what drafts may add: beyond as many, weights are read once more on a CPU.
+_DRAFT_ROWS = 8
 
 
 @dataclass
 class _Running:
-    """A turn at work. token: what it wants to have fed next; None while it reads."""
+    """A turn at work. run: a token and a draft that it wants to have fed next; None while it reads."""
 
     turn: Turn
     steps: Steps
-    token: int | None = None
+    run: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -317,7 +320,14 @@ class Engine:
             # Before it is read in, if it waits on disk.
             self._shrink(request.session)
             live = self._live().get(request.session)
-            turn = Turn(request, live, self._passages(), self._database, handle.put)
+            turn = Turn(
+                request,
+                live,
+                self._passages(),
+                self._database,
+                handle.put,
+                draft_tokens=self._settings.draft_tokens,
+            )
             self._running[handle] = _Running(turn, turn.run())
         except Exception as error:
             self._fail(handle, error)
@@ -334,8 +344,8 @@ class Engine:
 
     def _round(self) -> None:
         """One pass for all turns that answer, then one for a turn that reads: nobody waits for more than one other."""
-        reading = [item for item in self._running.items() if item[1].token is None]
-        answering = [item for item in self._running.items() if item[1].token is not None]
+        reading = [item for item in self._running.items() if item[1].run is None]
+        answering = [item for item in self._running.items() if item[1].run is not None]
         if answering:
             self._decode(answering)
         if reading:
@@ -349,24 +359,25 @@ class Engine:
         logits: list[mx.array] = []
         if fed:
             try:
-                logits = step_together(
+                most = max(1, _DRAFT_ROWS // len(fed))
+                logits = run_together(
                     [running.turn.live.cache for _, running in fed],
-                    [running.token for _, running in fed if running.token is not None],
+                    [running.run[:most] for _, running in fed if running.run is not None],
                 )
             except Exception as error:
                 # A pass that failed may have reached some of the caches: none can be trusted.
                 for handle, _ in fed:
                     self._fail(handle, error)
                 fed = []
-        for (handle, running), row in zip(fed, logits, strict=True):
-            self._step(handle, running, row)
+        for (handle, running), rows in zip(fed, logits, strict=True):
+            self._step(handle, running, rows)
         for handle, running in answering:
             if running.turn.residency.cancelled and handle in self._running:
                 self._step(handle, running)
 
     def _step(self, handle: TurnHandle, running: _Running, logits: mx.array | None = None) -> None:
         try:
-            running.token = running.steps.send(logits)
+            running.run = running.steps.send(logits)
         except StopIteration:
             self._end(handle)
         except DoesNotFit as refusal:

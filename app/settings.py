@@ -34,7 +34,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     0 make every session read its passages itself. The first is a part of kv_memory_mb: absent, a quarter of it, 512 at
     most. bank_recompute: first tokens of a passage from the bank that a session reads anew, behind what it holds.
     bank_ahead: 1 reads ingested passages into the bank, as long as it has room, while nothing is asked; 0 leaves them
-    to the first question that needs them. embedder: "wordllama", "minilm", a sentence-transformers folder, or "none"
+    to the first question that needs them. draft_tokens: most tokens of an answer that are drafted from what the session
+    holds and verified in one pass, 0 for none: answers are the same.
+    embedder: "wordllama", "minilm", a sentence-transformers folder, or "none"
     for full-text search alone. passage_tokens: most tokens of a passage. max_upload_mb: most megabytes of one
     request's body. ingest_seconds: most seconds that one document may take to be read and cut. max_turns: turns at
     work or waiting at once; more are answered 503. quantize: 8 or 4 bits for the weights of a model that
@@ -56,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bank_disk_mb: int = 4096
     bank_recompute: int = 0
     bank_ahead: int = 1
+    draft_tokens: int = 7
     embedder: str = "wordllama"
     passage_tokens: int = 192
     max_upload_mb: int = 20
@@ -77,6 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "bank_disk_mb": (0, 10_000_000),
             "bank_recompute": (0, 2048),
             "bank_ahead": (0, 1),
+            "draft_tokens": (0, 7),
             "passage_tokens": (16, 2048),
             "max_upload_mb": (1, 1024),
             "ingest_seconds": (1, 86_400),

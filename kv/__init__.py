@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kv.model.loading import load_model as load_model
     from kv.session.session import NewBlock as NewBlock
     from kv.session.session import Session as Session
+    from kv.session.together import run_together as run_together
     from kv.session.together import step_together as step_together
 
 _HOME = {
@@ -30,6 +31,7 @@ _HOME = {
     "NewBlock": "kv.session.session",
     "Session": "kv.session.session",
     "load_model": "kv.model.loading",
+    "run_together": "kv.session.together",
     "step_together": "kv.session.together",
 }
 _MODULES = {"blas": "kv.cpu.blas", "observed": "kv.attention.observed"}

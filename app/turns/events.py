@@ -76,13 +76,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the turn.
 
     prompt_tokens: in the cache when the answer began, of which cached_tokens were there before or were recalled, and
-    prefilled_tokens were read now. completion_tokens: of the answer's text.
+    prefilled_tokens were read now. completion_tokens: of the answer's text. drafted_tokens: of it, those that were
+    looked up in the cache and verified together, of which accepted_tokens were what the model chose.
     """
 
     prompt_tokens: int
     cached_tokens: int
     prefilled_tokens: int
     completion_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):

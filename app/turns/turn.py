@@ -41,20 +41,34 @@ from kv.model.text import TextCodec
 _STOP_SLACK = 16
 
 # What a turn yields and is sent; see `Turn.run`.
-Steps = Generator[int | None, mx.array | None, None]
+Steps = Generator[list[int] | None, mx.array | None, None]
 
 
 class Turn:
-    """A turn's state. emit: takes each event, and the future of the write that must be committed before it is sent."""
+    """A turn's state. emit: takes each event, and the future of the write that must be committed before it is sent.
 
-    def __init__(self, request: TurnRequest, live: LiveSession, bank: Bank, database: Database, emit: Emit) -> None:
+    draft_tokens: most tokens of the answer that are drafted at once.
+    """
+
+    def __init__(
+        self,
+        request: TurnRequest,
+        live: LiveSession,
+        bank: Bank,
+        database: Database,
+        emit: Emit,
+        *,
+        draft_tokens: int = 0,
+    ) -> None:
         self.request = request
         self.live = live
         self.residency = Residency(request, live, bank, database, emit)
         self._database = database
         self._emit = emit
+        self._draft_tokens = draft_tokens
         self._cached = 0
         self._prompt_tokens = 0
+        self._drafted = self._accepted = 0
         self._started_at = self._read_at = 0.0
         self._first_token: float | None = None
         self._sources: list[Source] = []
@@ -64,8 +78,9 @@ class Turn:
     def run(self) -> Steps:
         """Run the turn: each step is one forward pass at most.
 
-        Yields None after a pass of its own. Yields a token when that is to be fed to the session next, and is to be
-        sent the logits, [V], or None if the turn was cancelled: so turns that answer share their passes.
+        Yields None after a pass of its own. Yields a token and a draft of what follows it when they are to be fed to
+        the session next, as many of the draft as suits; is to be sent the logits behind each token that was, [n, V],
+        or None if the turn was cancelled: so turns that answer share their passes.
 
         Raises DoesNotFit, before anything has changed, if the turn cannot fit the budget.
         """
@@ -175,35 +190,49 @@ class Turn:
 
     # Answering
 
-    def _answer(self, plan: Plan) -> Generator[int, mx.array | None, Written | None]:
+    def _answer(self, plan: Plan) -> Generator[list[int], mx.array | None, Written | None]:
         cache, template = self.live.cache, self.live.cache.model.template.assistant
         codec, asked = cache.model.codec, self.request.asked
         answer = AnswerText(codec, asked.stop, plan.max_tokens, asked.allow_repetition)
         sampler = Sampler(self.request.sampling)
+        lookup = cache.lookup(self._draft_tokens)
         self._prompt_tokens = cache.tokens_kept
         logits, cache.next_logits = cache.next_logits, None
+        rows = None if logits is None else logits[None]
+        # What was fed last, and how many of the answer's tokens are in the cache.
+        run: list[int] = []
         fed = 0
-        while True:
-            if logits is None:
-                reason: FinishReason = "cancelled"
+        reason: FinishReason | None = None
+        while reason is None:
+            if rows is None:
+                reason = "cancelled"
                 break
-            chosen = sampler.choose(logits)
-            token = chosen.token
-            if token in cache.model.stop_ids:
-                reason = "stop"
-                break
-            self.residency.step += 1
-            self._note_logprob(codec, chosen)
-            self._show(answer.push(token))
-            if answer.reason is not None:
-                reason = answer.reason
-                break
-            # For this token, the one it leads to, and the template's end.
-            self.residency.make_room(plan, 2 + len(template.after))
-            logits = yield token
-            if logits is not None:
-                fed += 1
+            count, right = len(rows), 1
+            for place in range(count):
+                chosen = sampler.choose(rows[place])
+                token = chosen.token
+                if token in cache.model.stop_ids:
+                    reason = "stop"
+                    break
+                self.residency.step += 1
+                self._note_logprob(codec, chosen)
+                lookup.push(token)
+                self._show(answer.push(token))
+                if (reason := answer.reason) is not None or place + 1 == count or run[place + 1] != token:
+                    break
+                right += 1
+            if run:
+                # Those of a draft that were not chosen have never been.
+                cache.reject(count - right)
+                lookup.note(count - 1, right - 1)
+                fed += right
                 self.residency.note_peak()
+            if reason is None:
+                # For this token, the one it leads to, and the template's end.
+                self.residency.make_room(plan, 2 + len(template.after))
+                run = [token, *lookup.draft(min(cache.room_for_draft, plan.max_tokens - len(answer.token_ids) - 1))]
+                rows = yield run
+        self._drafted, self._accepted = lookup.drafted, lookup.accepted
         self._show(answer.flush())
         written = answer.finish(reason)
         if reason == "cancelled" and not written.text:
@@ -258,6 +287,8 @@ class Turn:
             cached_tokens=prompt - self.residency.prefilled,
             prefilled_tokens=self.residency.prefilled,
             completion_tokens=len(answer.token_ids) if answer else 0,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
         )
         timings = Timings(
             retrieval=request.retrieval_seconds,

@@ -21,7 +21,7 @@ from kv.cpu.attention import Floats
 
 
 class AttendsRows:
-    """A cache that attends by itself, such as that of several streams in a pass of a token each."""
+    """A cache that attends by itself, such as that of several streams in one pass, a token a row."""
 
     def attend_rows(self, queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats | None:
         """Store [B, H_kv, 1, D] and attend: [B, H_q, 1, D_v]. None, and nothing stored, where that is not done here."""
@@ -96,7 +96,7 @@ def _attend(queries: Floats, keys: Floats, values: Floats, cache: Any, mask: Any
     if not isinstance(cache, EvictingCache) or len(queries) > 1:
         return None
     if queries.shape[2] == 1 and mask is None:
-        output, _ = step([cache], queries, keys, values, scale)
+        output, _ = step([cache], [1], queries, keys, values, scale)
         cache.update_and_fetch(mx.array(keys), mx.array(values))
     elif isinstance(mask, str) and mask == "causal":
         output = _attend_pass(queries[0], *cache.update_and_fetch(mx.array(keys), mx.array(values)), scale)[None]
@@ -108,23 +108,31 @@ def _attend(queries: Floats, keys: Floats, values: Floats, cache: Any, mask: Any
 
 
 def step(
-    caches: Sequence[EvictingCache], queries: Floats, keys: Floats, values: Floats, scale: float
+    caches: Sequence[EvictingCache],
+    counts: Sequence[int],
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    scale: float,
 ) -> tuple[Floats, list[Floats]]:
-    """Attention of one token of each stream, which has yet to be stored: [B, H_q, 1, D_v]; weights: [H_kv, n, R] each.
+    """Attention of tokens that have yet to be stored: [B, H_q, 1, D_v]; weights: [H_kv, n, R] each.
 
-    So nothing waits for MLX: the token is stored when everything else is, after the pass.
+    counts: how many of the B rows are of each stream, one after the other; a token sees those of its stream before it.
+    So nothing waits for MLX: tokens are stored when everything else is, after the pass.
     """
     from kv.cpu import attending
 
     held: list[tuple[Floats, Floats]] = []
-    for cache in caches:
+    for cache, count in zip(caches, counts, strict=True):
         if cache.empty():
-            held.append((keys[0, :, :0], values[0, :, :0]))
+            theirs = keys[0, :, :0], values[0, :, :0]
         else:
             # Views, gone before the token is stored: else that would copy the buffers.
             held_keys, held_values = (np.array(buffer, copy=False)[0] for buffer in cache.buffers)
-            held.append((held_keys[:, : cache.tokens_kept], held_values[:, : cache.tokens_kept]))
-    output, weights = attending.attend_step(queries[:, :, 0], keys, values, held, scale)
+            theirs = held_keys[:, : cache.tokens_kept], held_values[:, : cache.tokens_kept]
+        held += [theirs] * count
+    before = [place for count in counts for place in range(count)]
+    output, weights = attending.attend_step(queries[:, :, 0], keys, values, held, before, scale)
     return output[:, :, None], weights
 
 

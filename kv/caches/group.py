@@ -316,6 +316,20 @@ class CacheGroup:
         for layer in self.layers:
             layer.truncate(self.rows, self.position)
 
+    def reject(self, count: int) -> None:
+        """Forget the last `count` tokens, a draft's, as if they had not been streamed: no score shows them.
+
+        Raises ValueError if somebody has asked for scores since they came, or queries have made them: too late then.
+        """
+        rows = self.rows - count
+        if isinstance(self.policy.scorer, ObservedAttention) or any(
+            layer.scores.shape[-1] > rows for layer in self.judges
+        ):
+            raise ValueError(f"the last {count} tokens have given scores to others; they cannot be rejected")
+        self._held.truncate(self.position - count)
+        for layer in self.layers:
+            layer.truncate(self.rows, self.position)
+
     def rebase(self, ropes: list[nn.Module]) -> None:
         """Renumber the resident tokens 0, 1, 2, … and rotate their keys to match, one rope module a layer.
 

@@ -16,7 +16,7 @@ from kv.cpu.kernels import Floats, at, exp, floats_at, gemm, sgemm
 # Tokens of a pass that attend together: times heads that share keys, rows of one product.
 _TOGETHER = 32
 # Words a stream takes in the table that a step's kernel reads.
-_STREAM = 8
+_STREAM = 9
 
 
 @lru_cache(maxsize=8)
@@ -31,36 +31,40 @@ def _step_kernel(shared: int, width: int, out_width: int) -> int:
         given = carray(arguments, 8)
         heads = given[2]
         number, head = chunk // heads, chunk % heads
-        stream = carray(arguments, 8 + (number + 1) * 8)[8 + number * 8 :]
+        stream = carray(arguments, 8 + (number + 1) * _STREAM)[8 + number * _STREAM :]
         held = stream[2]
-        rows = held + 1
+        rows = held + stream[8] + 1
         first = chunk * shared
         queries = carray(floats_at(given[0] + first * width * 4), (shared, width))
         out = carray(floats_at(given[1] + first * out_width * 4), (shared, out_width))
         weights = carray(floats_at(stream[7] + head * shared * rows * 4), (shared, rows))
-        keys = carray(floats_at(stream[0] + head * stream[1]), (held, width))
-        values = carray(floats_at(stream[3] + head * stream[4]), (held, out_width))
-        new_key = carray(floats_at(stream[5] + head * width * 4), width)
-        new_value = carray(floats_at(stream[6] + head * out_width * 4), out_width)
-        for r in range(held):
+        keys, values = stream[0] + head * stream[1], stream[3] + head * stream[4]
+        # Of the tokens of this pass, the stream's first.
+        new_keys = stream[5] - stream[8] * heads * width * 4 + head * width * 4
+        new_values = stream[6] - stream[8] * heads * out_width * 4 + head * out_width * 4
+        # One loop for all rows: so a row counts for the same to the last bit, whether it was held or came in this pass.
+        for r in range(rows):
+            key = carray(
+                floats_at(keys + r * width * 4 if r < held else new_keys + (r - held) * heads * width * 4), width
+            )
             for j in range(shared):
                 total = np.float32(0)
                 for k in range(width):
-                    total += queries[j, k] * keys[r, k]
+                    total += queries[j, k] * key[k]
                 weights[j, r] = total
         for j in range(shared):
-            total = np.float32(0)
-            for k in range(width):
-                total += queries[j, k] * new_key[k]
-            weights[j, held] = total
             _softmax(weights[j], rows)
             for k in range(out_width):
-                out[j, k] = weights[j, held] * new_value[k]
-        for r in range(held):
+                out[j, k] = np.float32(0)
+        for r in range(rows):
+            value = carray(
+                floats_at(values + r * out_width * 4 if r < held else new_values + (r - held) * heads * out_width * 4),
+                out_width,
+            )
             for j in range(shared):
                 weight = weights[j, r]
                 for k in range(out_width):
-                    out[j, k] += weight * values[r, k]
+                    out[j, k] += weight * value[k]
 
     return int(attend_step.address)
 
@@ -87,30 +91,37 @@ def _softmax(row: Any, count: int) -> None:
 def _run_step(
     words: int, kernel: int, queries: Floats, out: Floats, keys: Floats, values: Floats, weights: Any, table: Any
 ) -> None:
-    """table: [streams, _STREAM]: addresses and strides of what is held are filled in, the rest is not."""
+    """table: [streams, _STREAM]: addresses, strides and counts are filled in, the rest is not."""
     streams, heads, width = keys.shape[0], keys.shape[1], keys.shape[3]
     out_width = values.shape[3]
-    given = np.empty(8 + streams * 8, dtype=np.int64)
+    given = np.empty(8 + streams * _STREAM, dtype=np.int64)
     given[0], given[1], given[2] = at(queries), at(out), heads
     start = 0
     for i in range(streams):
-        stream = given[8 + i * 8 :]
+        stream = given[8 + i * _STREAM :]
         for k in range(5):
             stream[k] = table[i, k]
+        stream[8] = table[i, 8]
         stream[5] = at(keys) + i * heads * width * 4
         stream[6] = at(values) + i * heads * out_width * 4
         stream[7] = at(weights) + start * 4
-        start += queries.shape[1] * (table[i, 2] + 1)
+        start += queries.shape[1] * (table[i, 2] + table[i, 8] + 1)
     pool.run(words, kernel, at(given), streams * heads)
 
 
 def attend_step(
-    queries: Floats, keys: Floats, values: Floats, held: Sequence[tuple[Floats, Floats]], scale: float
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    held: Sequence[tuple[Floats, Floats]],
+    before: Sequence[int],
+    scale: float,
 ) -> tuple[Floats, list[Floats]]:
-    """One token of each stream over the rows it holds and its own: [S, H_q, D_v], and each one's weights, [H_kv, n, R].
+    """Single tokens over what their streams hold and their own: [S, H_q, D_v], and each one's weights, [H_kv, n, R].
 
-    queries: [S, H_q, D]; n of them share a key head. keys, values: [S, H_kv, 1, D], the tokens' own. held: each
-    stream's rows before, keys and values [H_kv, R - 1, D].
+    queries: [S, H_q, D]; n of them share a key head. keys, values: [S, H_kv, 1, D], the tokens' own. held: what each
+    one's stream had before the pass, keys and values [H_kv, rows, D]. before: how many tokens right before each one are
+    of its own stream: it sees those too.
     """
     streams, heads, width = queries.shape
     scaled = queries * np.float32(scale)
@@ -121,9 +132,10 @@ def attend_step(
                 raise ValueError("rows of keys and values do not lie one after the other")
             table[i, start] = array.__array_interface__["data"][0]
             table[i, start + 1] = array.strides[0]
-        table[i, 2] = their_keys.shape[1]
+        table[i, 2], table[i, 8] = their_keys.shape[1], before[i]
     key_heads = keys.shape[1]
-    weights = np.empty(heads * sum(rows + 1 for rows in table[:, 2].tolist()), dtype=np.float32)
+    counts = (table[:, 2] + table[:, 8] + 1).tolist()
+    weights = np.empty(heads * sum(counts), dtype=np.float32)
     out = np.empty((streams, heads, values.shape[3]), dtype=np.float32)
     shared = pool.shared()
     own = np.ascontiguousarray(keys), np.ascontiguousarray(values)
@@ -131,7 +143,7 @@ def attend_step(
         kernel = _step_kernel(heads // key_heads, width, values.shape[3])
         _run_step(shared.words, kernel, scaled, out, *own, weights, table)
     each, start = [], 0
-    for rows in (table[:, 2] + 1).tolist():
+    for rows in counts:
         each.append(weights[start : start + heads * rows].reshape(key_heads, heads // key_heads, rows))
         start += heads * rows
     return out, each

@@ -1,5 +1,6 @@
-"""Several streams in one forward pass of a token each: a layer's caches of all of them, and whether a model allows it.
+"""Several streams in one forward pass, a token a row: a layer's caches of all of them, and whether a model allows it.
 
+Most often each stream has one row. One with a draft of its next tokens has several, and each sees those before it.
 Projections and MLPs run over all rows at once: the weights, most of what a step reads, are read once for all.
 Attention runs stream by stream over the buffers that each stream's caches have anyway: nothing is padded, masked or
 copied, and what is stored, scored and evicted is what it would be alone.
@@ -7,7 +8,7 @@ copied, and what is stored, scored and evicted is what it would be alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -40,15 +41,19 @@ def can_share_a_pass(model: Any) -> bool:
 
 
 class StreamsLayer(flow.AttendsRows):
-    """One layer's caches of several streams, for a pass of one token each.
+    """One layer's caches of several streams, for a pass of a token a row.
 
-    caches: one a stream, in the order of the rows. offset: each stream's position, [B].
+    caches: one a stream, in the order of the rows. counts: how many rows each has, one after the other.
+    offset: each row's position, [B].
     quick: whether attention may be computed at once, on the CPU; else it is laid out as MLX does.
     """
 
-    def __init__(self, caches: Sequence[EvictingCache], offset: mx.array, *, quick: bool) -> None:
+    def __init__(
+        self, caches: Sequence[EvictingCache], counts: Sequence[int], offset: mx.array, *, quick: bool
+    ) -> None:
         self.caches = caches
         self.offset = offset
+        self._counts = counts
         self._quick = quick
         self.attended = False
         self._new: tuple[mx.array, mx.array] | None = None
@@ -69,7 +74,7 @@ class StreamsLayer(flow.AttendsRows):
         mask: mx.array | None,
         **options: Any,
     ) -> mx.array:
-        """Store each stream's new row and let its query attend to all it holds: [B, H_q, 1, D].
+        """Store each stream's new rows and let their queries attend to all it holds up to them: [B, H_q, 1, D].
 
         attention: the module's own. queries: [B, H_q, 1, D]. keys, values: what `update_and_fetch` has returned.
         Raises ValueError if they are not.
@@ -80,12 +85,18 @@ class StreamsLayer(flow.AttendsRows):
         if self._quick and cpu_attention.serves(attention, keys.dtype, mask, options):
             return self._attend_on_cpu(queries, keys, values, scale)
         outputs = []
-        for i, cache in enumerate(self.caches):
-            row = slice(i, i + 1)
-            held_keys, held_values = cache.update_and_fetch(keys[row], values[row])
-            outputs.append(
-                attention(queries[row], held_keys, held_values, cache=cache, scale=scale, mask=mask, **options)
+        for cache, rows in self._rows():
+            held_keys, held_values = cache.update_and_fetch(_in_line(keys[rows]), _in_line(values[rows]))
+            output = attention(
+                _in_line(queries[rows]),
+                held_keys,
+                held_values,
+                cache=cache,
+                scale=scale,
+                mask=mask if rows.stop - rows.start == 1 else _causal(mask, rows.stop - rows.start, cache),
+                **options,
             )
+            outputs.append(_in_line(output))
         return mx.concatenate(outputs)
 
     def attend_rows(self, queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats | None:
@@ -93,29 +104,37 @@ class StreamsLayer(flow.AttendsRows):
         if not self._quick or not cpu_attention.on_cpu(mx.float32):
             return None
         self.attended = True
-        output, weights = flow.step(self.caches, queries, keys, values, scale)
-        for i, cache in enumerate(self.caches):
-            cache.update_and_fetch(mx.array(keys[i : i + 1]), mx.array(values[i : i + 1]))
+        output, weights = flow.step(self.caches, self._counts, queries, keys, values, scale)
+        for cache, rows in self._rows():
+            cache.update_and_fetch(mx.array(keys[rows].swapaxes(0, 2)), mx.array(values[rows].swapaxes(0, 2)))
             if cache.observes:
-                cache.observe_mass(mx.array(weights[i].mean(axis=1))[None])
+                cache.observe_mass(mx.array(weights[rows.start].mean(axis=1))[None])
         return output
 
     def _attend_on_cpu(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-        for i, cache in enumerate(self.caches):
-            cache.update_and_fetch(keys[i : i + 1], values[i : i + 1])
+        for cache, rows in self._rows():
+            cache.update_and_fetch(_in_line(keys[rows]), _in_line(values[rows]))
         mx.eval(queries, [cache.buffers for cache in self.caches])
         asked = np.array(queries, copy=False)[:, :, 0]
         outputs = []
-        for i, cache in enumerate(self.caches):
-            # Views: they have to be gone when the next row comes, or storing it would copy the buffer.
-            held_keys, held_values = (
-                np.array(buffer, copy=False)[0, :, : cache.tokens_kept] for buffer in cache.buffers
-            )
-            output, weights = cpu_attention.attend(asked[i], held_keys, held_values, scale)
-            outputs.append(output)
+        for cache, rows in self._rows():
+            for place in range(rows.start, rows.stop):
+                # Views: they have to be gone when the next row comes, or storing it would copy the buffer.
+                held_keys, held_values = (
+                    np.array(buffer, copy=False)[0, :, : cache.tokens_kept - (rows.stop - 1 - place)]
+                    for buffer in cache.buffers
+                )
+                output, weights = cpu_attention.attend(asked[place], held_keys, held_values, scale)
+                outputs.append(output)
             if cache.observes:
                 cache.observe_mass(mx.array(weights.mean(axis=1))[None])
         return mx.array(np.stack(outputs))[:, :, None]
+
+    def _rows(self) -> Iterator[tuple[EvictingCache, slice]]:
+        start = 0
+        for cache, count in zip(self.caches, self._counts, strict=True):
+            yield cache, slice(start, start + count)
+            start += count
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
         """The mask of a pass of one token, which sees everything. Raises ValueError for sliding windows."""
@@ -123,10 +142,29 @@ class StreamsLayer(flow.AttendsRows):
         return mx.ones((1, 1), dtype=mx.bool_) if return_array else None
 
 
-def layers_of(streams: Sequence[list[EvictingCache]], *, quick: bool) -> list[StreamsLayer]:
-    """The caches of a pass: one a layer, from those of each stream. quick: see `StreamsLayer`."""
-    offset = mx.array([caches[0].offset for caches in streams])
-    return [StreamsLayer(caches, offset, quick=quick) for caches in zip(*streams, strict=True)]
+def layers_of(
+    streams: Sequence[list[EvictingCache]], counts: Sequence[int] | None = None, *, quick: bool
+) -> list[StreamsLayer]:
+    """The caches of a pass: one a layer, from each stream's. counts (None: a row each), quick: see `StreamsLayer`.
+
+    A stream that is scored by observed attention has one row: what a draft's pay could not be taken back.
+    """
+    counts = counts or [1] * len(streams)
+    at = [caches[0].offset + place for caches, count in zip(streams, counts, strict=True) for place in range(count)]
+    offset = mx.array(at)
+    return [StreamsLayer(caches, counts, offset, quick=quick) for caches in zip(*streams, strict=True)]
+
+
+def _in_line(rows: mx.array) -> mx.array:
+    """[n, H, 1, D] as [1, H, n, D], or back."""
+    return mx.swapaxes(rows, 0, 2) if rows.shape[0] > 1 or rows.shape[2] > 1 else rows
+
+
+def _causal(mask: mx.array | None, count: int, cache: EvictingCache) -> mx.array | str:
+    """The mask of a stream's `count` rows, once they are stored, of the kind that the model asked for."""
+    if mask is None:
+        return "causal"
+    return mx.tri(count, cache.tokens_kept, cache.tokens_kept - count, dtype=mx.int32).astype(mx.bool_)
 
 
 def _by_stream(module: ModuleType, attention: hook.Attention) -> hook.Attention:

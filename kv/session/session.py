@@ -6,6 +6,7 @@ The caller says which blocks to stream and which to evict; nothing is evicted be
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from kv.caches.units import Evicted
 from kv.config import KVCacheConfig
 from kv.cpu.passes import wanting
 from kv.model.loading import LoadedModel
+from kv.session.lookup import PromptLookup
 
 # Tokens of a pass whose logits are wanted: the model makes logits of each of them, though only the last are used.
 _LAST_PASS = 64
@@ -89,12 +91,15 @@ class Session:
         self._group = self._caches[0].group
         # After `prefill(logits=True)`: of the token that follows, [V].
         self.next_logits: mx.array | None = None
+        # Of blocks, also of some that have left since.
+        self._tokens: dict[str, list[int]] = {}
 
     # On disk
 
     def save(self, path: Path, name: str) -> str:
         """Write everything that is held to a safetensors file that says whose it is. Returns the file's checksum."""
         about = {"name": name, "model": self.model.fingerprint.hex(), "prefill_step": str(self.prefill_step)}
+        about["tokens"] = json.dumps({block: self._tokens[block] for block in self.block_ids if block in self._tokens})
         save_prompt_cache(str(path), self._caches, about)
         return checksum(path)
 
@@ -111,6 +116,7 @@ class Session:
         score: Score = "observed" if caches[0].observes else "attn_mass"
         session = cls(model, budget=caches[0].layer_budget, prefill_step=int(about["prefill_step"]), score=score)
         session._caches, session._group = caches, caches[0].group
+        session._tokens = json.loads(about.get("tokens", "{}"))
         # Now, not when they are first used: the file may be gone by then.
         mx.eval([cache.arrays for cache in caches])
         return session
@@ -124,6 +130,7 @@ class Session:
         fork._caches = [cache.copied() for cache in self._caches]
         fork._group = fork._caches[0].group
         fork._group.rename(names)
+        fork._tokens = {names[block]: list(tokens) for block, tokens in self._tokens.items() if block in names}
         return fork
 
     # What is held
@@ -158,6 +165,11 @@ class Session:
         """Names of the resident blocks in stream order. Waits for nothing, where `blocks` works the scores out."""
         return [unit.block for unit in self._group.units() if unit.block is not None]
 
+    @property
+    def resident_tokens(self) -> list[int]:
+        """The tokens in the cache, in stream order, but for those of blocks that an older version has saved."""
+        return [token for unit in self._group.units() for token in self._tokens.get(unit.block or "", ())[: unit.seen]]
+
     def blocks(self) -> list[Resident]:
         """The resident blocks in stream order. Waits for the device."""
         return [
@@ -186,11 +198,14 @@ class Session:
             raise ValueError(f"{needed} tokens to stream, room for {self.room} in budget {self.budget}")
         self._stay_in_context(needed)
         position = self._group.position
+        self._tokens = {block: self._tokens[block] for block in self.block_ids if block in self._tokens}
         for block in blocks:
             self._group.declare(position, position + len(block.tokens), block.id, pinned=block.pinned)
             position += len(block.tokens)
+            self._tokens[block.id] = list(block.tokens)
         if answer:
             self._group.open_block(answer.id, at=position, pinned=True)
+            self._tokens[answer.id] = list(prompt)
         tokens += prompt
         last = min(self.prefill_step, _LAST_PASS) if logits else 0
         done = 0
@@ -209,30 +224,55 @@ class Session:
     def step(self, token: int) -> mx.array:
         """Feed one token of the open answer; returns the next token's logits, [V].
 
-        Raises ValueError if there is no room for it. See `kv.session.together` for several sessions at once.
+        Raises ValueError if there is no room. See `kv.session.together` for several sessions, or tokens, at once.
         """
-        self.check_step()
-        caches = self.begin_step()
+        self.check_room(1)
+        caches = self.begin_run([token])
         logits: mx.array = self._forward([token], logits=True)[0, -1]
         mx.eval(logits, [cache.arrays for cache in caches])
         return logits
 
-    def check_step(self) -> None:
-        """Raise ValueError if there is no room for another token."""
-        if self.room < 1:
-            raise ValueError(f"no room for another token in budget {self.budget}")
+    def check_room(self, count: int) -> None:
+        """Raise ValueError if there is no room for so many more tokens."""
+        if self.room < count:
+            raise ValueError(f"no room for {count} more tokens in budget {self.budget}: {self.room} are left")
 
-    def begin_step(self) -> list[EvictingCache]:
-        """The caches, one a layer, ready to take one more token from a forward pass that the caller runs."""
-        self._stay_in_context(1)
+    def begin_run(self, tokens: Sequence[int]) -> list[EvictingCache]:
+        """The caches, one a layer, ready to take these tokens of the open answer from a pass that the caller runs."""
+        self._stay_in_context(len(tokens))
+        self._tokens.setdefault(self._group.units()[-1].block or "", []).extend(tokens)
         return self._caches
+
+    # Speculation
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether tokens can be fed that may be rejected: not where they are scored by what they pay as they come."""
+        return not self._caches[0].observes
+
+    @property
+    def room_for_draft(self) -> int:
+        """Tokens that can be fed beside the next one, so that nothing is evicted or renumbered for a draft."""
+        return max(0, min(self.room, self.model.context_length - self._group.position) - 1)
+
+    def lookup(self, most: int) -> PromptLookup:
+        """What drafts the open answer from all that the session holds, at most so many tokens at once."""
+        return PromptLookup(self.resident_tokens, most if self.can_draft else 0)
+
+    def reject(self, count: int) -> None:
+        """Forget the last `count` tokens of the open answer, as if they had not come; see `run_together`."""
+        if count:
+            self._group.reject(count)
+            del self._tokens[self._group.units()[-1].block or ""][-count:]
 
     def close_answer(self, kept: int, rest: Sequence[int]) -> None:
         """End the open answer as the first `kept` of its tokens followed by `rest`.
 
         Afterwards the block holds exactly those tokens, whatever had been fed.
         """
-        self._group.truncate(self._group.units()[-1].start + kept)
+        answer = self._group.units()[-1]
+        self._group.truncate(answer.start + kept)
+        self._tokens[answer.block or ""][kept:] = rest
         if rest:
             self._stay_in_context(len(rest))
             self._forward(list(rest))
@@ -276,6 +316,7 @@ class Session:
         for block, kv in blocks:
             self._group.declare(position, position + kv.tokens, block.id, pinned=block.pinned)
             position += kv.tokens
+            self._tokens[block.id] = list(block.tokens)
         waiting: list[BlockKV] = []
         for block, kv in blocks:
             if recompute:

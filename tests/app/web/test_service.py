@@ -128,6 +128,26 @@ def test_the_first_answer_is_the_one_that_stock_mlx_lm_gives(service: Service, p
     assert end["usage"]["completion_tokens"] == len(tokens)
 
 
+def test_what_an_answer_repeats_is_drafted(service: Service) -> None:
+    """Each token is counted, shown and kept once, whether it was drafted or not."""
+    session = service.session()
+    greedy = {"temperature": 0, "repetition_penalty": 1, "allow_repetition": True}
+    events = list(
+        service.ask(session, "Say the word ferry again and again, for ever.", top_k=0, max_tokens=120, **greedy)
+    )
+    end = done(events)
+    usage = end["usage"]
+    assert 0 < usage["accepted_tokens"] <= usage["drafted_tokens"]
+    assert usage["accepted_tokens"] < usage["completion_tokens"] <= 120
+    assert "".join(data["text"] for kind, data in events if kind == "token") == end["content"]
+    answer = service.blocks(session)[-1]
+    overhead = load_model().template.assistant.tokens
+    assert answer["tokens"] == usage["completion_tokens"] + overhead
+    assert end["cache"]["resident_tokens"] == usage["prompt_tokens"] + answer["tokens"] - len(
+        load_model().template.assistant.before
+    )
+
+
 def test_only_new_text_is_read(service: Service) -> None:
     session = service.session()
     first = done(list(service.ask(session, "When does the ferry to Lecce leave?", top_k=1, max_tokens=8)))

@@ -100,14 +100,20 @@ def test_attention_is_numpys(heads: int, shared: int, width: int, out_width: int
     held = [(k[:, :length], v[:, :length]) for (k, v), length in zip(buffers, lengths, strict=True)]
     queries, keys = normal(3, heads * shared, width), normal(3, heads, 1, width)
     values = normal(3, heads, 1, out_width)
-    out, weights = attending.attend_step(queries, keys, values, held, 0.2)
+    out, weights = attending.attend_step(queries, keys, values, held, [0, 0, 0], 0.2)
     for i, (k, v) in enumerate(held):
         rows = np.concatenate([k, keys[i]], axis=1), np.concatenate([v, values[i]], axis=1)
         want, paid = attention.attend(queries[i], *rows, 0.2)
         np.testing.assert_allclose(out[i], want, atol=2e-6)
         np.testing.assert_allclose(weights[i], paid, atol=2e-6)
-        alone, _ = attending.attend_step(queries[i : i + 1], keys[i : i + 1], values[i : i + 1], [held[i]], 0.2)
+        alone, _ = attending.attend_step(queries[i : i + 1], keys[i : i + 1], values[i : i + 1], [held[i]], [0], 0.2)
         np.testing.assert_array_equal(alone[0], out[i])
+    # Three tokens of one stream: as if the first two had been stored, to the last bit.
+    run, _ = attending.attend_step(queries, keys, values, [held[2]] * 3, [0, 1, 2], 0.2)
+    for i in range(3):
+        k, v = (np.concatenate([rows, *new[:i]], axis=1) for rows, new in zip(held[2], (keys, values), strict=True))
+        alone, _ = attending.attend_step(queries[i : i + 1], keys[i : i + 1], values[i : i + 1], [(k, v)], [0], 0.2)
+        np.testing.assert_array_equal(alone[0], run[i])
     for count in (2, 31, 64, 75):
         queries = normal(heads * shared, count, width)
         for k, v in ((normal(heads, count, width), normal(heads, count, out_width)), held[2]):

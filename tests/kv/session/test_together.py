@@ -20,10 +20,10 @@ from kv import LoadedModel, Session
 from kv.caches.policy import Pool, Score
 from kv.cpu import attention as cpu_attention
 from kv.session.session import NewBlock
-from kv.session.together import step_together
+from kv.session.together import run_together, step_together
 from tests.kv.attention.test_observed import COMMON, FAMILIES, tiny
 from tests.kv.feeding import tiny_llama
-from tests.kv.streams import SYSTEM, WORDS, Stream, likeliest, loaded, step, words
+from tests.kv.streams import SYSTEM, WORDS, Stream, draft, likeliest, loaded, step, words
 
 SCORES: list[Score] = ["attn_mass", "key_norm", "observed"]
 POOLS: list[Pool] = ["mean", "max"]
@@ -104,6 +104,67 @@ def test_no_keys_or_values_are_copied(llama: LoadedModel) -> None:
 
     one_layer = 2 * 2000 * 2 * 16 * 4
     assert extra(2000) - extra(20) < one_layer
+
+
+@pytest.mark.usefixtures("attention")
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_drafts_leave_what_single_steps_leave(family: str) -> None:
+    """Right, half right and wrong ones, beside a stream without: the same logits, books, rows and scores."""
+    model = loaded(tiny(family)[0])
+    streams = [Stream(model, seed, [30 + seed, 20]) for seed in range(3)]
+    for right, wrong in (((3, 0, 0), (0, 2, 0)), ((2, 0, 1), (1, 0, 4)), ((0, 7, 0), (5, 0, 0))):
+        draft(streams, right, wrong)
+        for stream in streams:
+            stream.check()
+    step(streams)
+    for stream in streams:
+        stream.close(2, [1, 2])
+        stream.evict("b0")
+        stream.check()
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_any_drafts_leave_what_single_steps_leave(llama: LoadedModel, data: st.DataObject) -> None:
+    streams = [Stream(llama, seed, [9, 4]) for seed in range(data.draw(st.integers(1, 3)))]
+    counts = st.lists(st.integers(0, 3), min_size=len(streams), max_size=len(streams))
+    for _ in range(data.draw(st.integers(1, 3))):
+        draft(streams, data.draw(counts), data.draw(counts))
+        if data.draw(st.booleans()) and "b0" in streams[0].batched.block_ids:
+            streams[0].evict("b0")
+    for stream in streams:
+        stream.check()
+        assert stream.batched.resident_tokens == stream.alone.resident_tokens
+        assert len(stream.batched.resident_tokens) == stream.batched.tokens_kept
+
+
+def test_drafts_wait_for_no_eviction_and_no_renumbering() -> None:
+    model = loaded(tiny_llama(width=16, words=WORDS), context=64)
+    stream = Stream(model, 1, [20, 10], budget=48)
+    session = stream.batched
+    assert session.room_for_draft == session.room - 1
+    session.evict("b0")
+    # There is room for more than there are positions.
+    assert session.room_for_draft == 64 - session.position - 1 < session.room - 1
+    with pytest.raises(ValueError, match=f"no room for {session.room + 1} more tokens in budget 48"):
+        run_together([session], [[1] * (session.room + 1)])
+
+
+def test_what_has_given_scores_is_not_rejected(llama: LoadedModel) -> None:
+    stream = Stream(llama, 1, [20])
+    run_together([stream.batched], [[1, 2, 3]])
+    stream.batched.blocks()
+    with pytest.raises(ValueError, match="the last 2 tokens have given scores"):
+        stream.batched.reject(2)
+
+
+def test_a_session_scored_by_observed_attention_takes_no_drafts(llama: LoadedModel) -> None:
+    stream = Stream(llama, 1, [20], score="observed")
+    kept = stream.batched.tokens_kept
+    (rows,) = run_together([stream.batched], [[1, 2, 3]])
+    assert len(rows) == 1
+    assert stream.batched.tokens_kept == kept + 1
+    assert stream.batched.lookup(7).draft(7) == []
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -243,7 +304,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_changed(llama: Loaded
     sessions = [near.batched, a, b, c, full]
     before = [held(session) for session in sessions]
     for batch, tokens, message in [
-        ([near.batched, a, full], [1, 1, 1], "no room for another token in budget 36"),
+        ([near.batched, a, full], [1, 1, 1], "no room for 1 more tokens in budget 36"),
         ([full], [1], "no room"),
         ([near.batched, a, a], [1, 1, 1], "a session comes twice"),
         ([near.batched, c], [1, 1], "different models"),
