@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kv.lazily import enter_mlx_lm
+
 if TYPE_CHECKING:
     from kv.attention import observed as observed
     from kv.builder import KVCacheBuilder as KVCacheBuilder
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from kv.session.session import Session as Session
     from kv.session.together import run_together as run_together
     from kv.session.together import step_together as step_together
+
+enter_mlx_lm()
 
 _HOME = {
     "CacheGroup": "kv.caches.group",

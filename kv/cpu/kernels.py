@@ -471,6 +471,11 @@ class Table:
         self._raw = (scales.view(np.uint16), biases.view(np.uint16)) if self._half else (scales, biases)
 
     @property
+    def kind(self) -> tuple[int, int, bool]:
+        """What its kernels depend on: bits, group, and whether scales are of 16 bits."""
+        return self.bits, self.group, self._half
+
+    @property
     def arrays(self) -> tuple[Any, Any, Any]:
         """Weights, scales and biases."""
         return self.q, self.scales, self.biases
@@ -479,7 +484,7 @@ class Table:
         """x times the matrix's transpose: [N, outputs]. x: [N, inputs], contiguous."""
         out = np.empty((len(x), self.q.shape[0] * BLOCK), dtype=np.float32)
         address = gemm() if len(x) >= MANY else 0
-        kernel = (many if address else few)(self.bits, self.group, self._half)
+        kernel = (many if address else few)(*self.kind)
         shared = pool.shared()
         with shared.lock:
             scratch = shared.scratch(self.inputs * _WIDE * BLOCK if address else 0)

@@ -66,6 +66,8 @@ class Together:
 class Linear(nn.Module):  # type: ignore[misc]
     """A quantised `nn.Linear`: matrix `part` of `together`. bias: [O], if there is one."""
 
+    runs_quantised = True
+
     def __init__(self, together: Together, part: int, outputs: int, bias: mx.array | None = None) -> None:
         super().__init__()
         self.weight, self.scales, self.biases = together.shown[part]
@@ -86,6 +88,8 @@ class Linear(nn.Module):  # type: ignore[misc]
 
 class Embedding(nn.Module):  # type: ignore[misc]
     """A quantised `nn.Embedding`, which may be the head too."""
+
+    runs_quantised = True
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -210,6 +214,10 @@ def install(model: Any) -> bool:
             bias = None if bias is None else bias.astype(mx.float32)
             done[each] = Linear(together, part, tables[each].outputs, bias)
     model.update_modules(tree_unflatten(list(done.items())))
+    for kind in {table.kind for table in tables.values()}:
+        # Compiled, or read from where they are kept, here: never in the first turn.
+        kernels.few(*kind)
+        kernels.many(*kind)
     return True
 
 

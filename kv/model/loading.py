@@ -14,7 +14,6 @@ import mlx.nn as nn
 import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.utils import hf_repo_to_path
 
 from kv.config import KVCacheConfig
 from kv.cpu.passes import wanting
@@ -138,6 +137,8 @@ def _quantize(model: Any, bits: int) -> None:
 
 def _own_sampling(name: str) -> Sampling:
     """What the model's own generation config asks for; greedy if it has none. Raises ValueError if it cannot be."""
+    from mlx_lm.utils import hf_repo_to_path
+
     folder = Path(name) if Path(name).exists() else hf_repo_to_path(name)
     file = folder / "generation_config.json"
     if not file.is_file():

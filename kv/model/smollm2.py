@@ -6,15 +6,15 @@ Everything that is true only of this file and this model is here.
 from __future__ import annotations
 
 import importlib.util
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mlx_lm.models.llama import Model, ModelArgs
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from kv.model.sampling import Sampling
 
@@ -129,11 +129,68 @@ def _tokenizer(meta: dict[str, Any]) -> Any:
     backend.decoder = decoders.ByteLevel()
     control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
     backend.add_special_tokens([AddedToken(token, special=True) for token in control])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=tokens[meta["tokenizer.ggml.bos_token_id"].item()],
-        eos_token=tokens[meta["tokenizer.ggml.eos_token_id"].item()],
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = meta["tokenizer.chat_template"]
-    return TokenizerWrapper(tokenizer)
+
+    def token(key: str) -> str:
+        number: int = meta[f"tokenizer.ggml.{key}_token_id"].item()
+        return tokens[number]
+
+    return GGUFTokenizer(backend, bos=token("bos"), eos=token("eos"), template=meta["tokenizer.chat_template"])
+
+
+class GGUFTokenizer:
+    """A tokenizer and its chat template, as far as a service needs them; all else is transformers', made if asked for.
+
+    Importing transformers takes a second. For mlx-lm, which wraps it, this is a `PreTrainedTokenizerFast`.
+    backend: does the work. bos, eos: tokens that begin and end a message. template: Jinja, for whole chats.
+    """
+
+    def __init__(self, backend: Tokenizer, *, bos: str, eos: str, template: str) -> None:
+        self.backend_tokenizer = backend
+        self.bos_token, self.eos_token, self.chat_template = bos, eos, template
+        self.eos_token_ids = {backend.token_to_id(eos)}
+
+    def get_vocab(self) -> dict[str, int]:
+        """Each token's id, by its spelling."""
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
+        return vocabulary
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, str]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        **others: Any,
+    ) -> Any:
+        """A chat as the template writes it; its tokens unless told otherwise. Those, and `others`, by transformers."""
+        if tokenize or others:
+            others = {"tokenize": tokenize, "add_generation_prompt": add_generation_prompt, **others}
+            # A list of tokens, as mlx-lm asks for; transformers 5 would give a dictionary.
+            return self._whole.apply_chat_template(messages, **{"return_dict": False, **others})
+        return self._template.render(
+            messages=messages,
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    @cached_property
+    def _template(self) -> Any:
+        # As transformers has it.
+        return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(self.chat_template)
+
+    @cached_property
+    def _whole(self) -> Any:
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=self.backend_tokenizer,
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+            clean_up_tokenization_spaces=False,
+        )
+        tokenizer.chat_template = self.chat_template
+        return tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)

@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer = load_model().tokenizer
-    tokenizer._tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
