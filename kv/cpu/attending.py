@@ -15,12 +15,12 @@ from kv.cpu.kernels import Floats, at, exp, floats_at, gemm, sgemm
 
 # Tokens of a pass that attend together: times heads that share keys, rows of one product.
 _TOGETHER = 32
-# Words a stream takes in the table that a step's kernel reads.
-_STREAM = 9
+# Words a stream takes in the table that a step's kernel reads: see `stream_table`.
+STREAM = 9
 
 
 @lru_cache(maxsize=8)
-def _step_kernel(shared: int, width: int, out_width: int) -> int:
+def step_kernel(shared: int, width: int, out_width: int) -> int:
     """The address of the kernel for one token of each of some streams: a chunk is a stream's key head.
 
     shared: query heads of a key head. width, out_width: of keys and values. Known when it is compiled, they cost half.
@@ -31,7 +31,7 @@ def _step_kernel(shared: int, width: int, out_width: int) -> int:
         given = carray(arguments, 8)
         heads = given[2]
         number, head = chunk // heads, chunk % heads
-        stream = carray(arguments, 8 + (number + 1) * _STREAM)[8 + number * _STREAM :]
+        stream = carray(arguments, 8 + (number + 1) * STREAM)[8 + number * STREAM :]
         held = stream[2]
         rows = held + stream[8] + 1
         first = chunk * shared
@@ -91,14 +91,14 @@ def _softmax(row: Any, count: int) -> None:
 def _run_step(
     words: int, kernel: int, queries: Floats, out: Floats, keys: Floats, values: Floats, weights: Any, table: Any
 ) -> None:
-    """table: [streams, _STREAM]: addresses, strides and counts are filled in, the rest is not."""
+    """table: [streams, STREAM]: addresses, strides and counts are filled in, the rest is not."""
     streams, heads, width = keys.shape[0], keys.shape[1], keys.shape[3]
     out_width = values.shape[3]
-    given = np.empty(8 + streams * _STREAM, dtype=np.int64)
+    given = np.empty(8 + streams * STREAM, dtype=np.int64)
     given[0], given[1], given[2] = at(queries), at(out), heads
     start = 0
     for i in range(streams):
-        stream = given[8 + i * _STREAM :]
+        stream = given[8 + i * STREAM :]
         for k in range(5):
             stream[k] = table[i, k]
         stream[8] = table[i, 8]
@@ -109,30 +109,42 @@ def _run_step(
     pool.run(words, kernel, at(given), streams * heads)
 
 
+def stream_table(held: Sequence[tuple[Floats, Floats] | None], before: Sequence[int]) -> Any:
+    """[S, STREAM]: addresses, strides and counts of what is held, for the kernel; the rest of it is to be filled in.
+
+    held, before: see `attend_step`; None for a stream that holds nothing. Raises ValueError for rows that lie apart.
+    """
+    table = np.zeros((len(held), STREAM), dtype=np.int64)
+    for i, pair in enumerate(held):
+        table[i, 8] = before[i]
+        if pair is None:
+            continue
+        for array, start in zip(pair, (0, 3), strict=True):
+            if array.dtype != np.float32 or array.strides[1:] != (array.shape[2] * 4, 4):
+                raise ValueError("rows of keys and values are not floats that lie one after the other")
+            table[i, start] = array.__array_interface__["data"][0]
+            table[i, start + 1] = array.strides[0]
+        table[i, 2] = pair[0].shape[1]
+    return table
+
+
 def attend_step(
     queries: Floats,
     keys: Floats,
     values: Floats,
-    held: Sequence[tuple[Floats, Floats]],
+    held: Sequence[tuple[Floats, Floats] | None],
     before: Sequence[int],
     scale: float,
 ) -> tuple[Floats, list[Floats]]:
     """Single tokens over what their streams hold and their own: [S, H_q, D_v], and each one's weights, [H_kv, n, R].
 
     queries: [S, H_q, D]; n of them share a key head. keys, values: [S, H_kv, 1, D], the tokens' own. held: what each
-    one's stream had before the pass, keys and values [H_kv, rows, D]. before: how many tokens right before each one are
-    of its own stream: it sees those too.
+    one's stream had before the pass, keys and values [H_kv, rows, D], or None for nothing. before: how many tokens
+    right before each one are of its own stream: it sees those too.
     """
     streams, heads, width = queries.shape
     scaled = queries * np.float32(scale)
-    table = np.empty((streams, _STREAM), dtype=np.int64)
-    for i, (their_keys, their_values) in enumerate(held):
-        for array, start in ((their_keys, 0), (their_values, 3)):
-            if array.strides[1:] != (array.shape[2] * 4, 4):
-                raise ValueError("rows of keys and values do not lie one after the other")
-            table[i, start] = array.__array_interface__["data"][0]
-            table[i, start + 1] = array.strides[0]
-        table[i, 2], table[i, 8] = their_keys.shape[1], before[i]
+    table = stream_table(held, before)
     key_heads = keys.shape[1]
     counts = (table[:, 2] + table[:, 8] + 1).tolist()
     weights = np.empty(heads * sum(counts), dtype=np.float32)
@@ -140,7 +152,7 @@ def attend_step(
     shared = pool.shared()
     own = np.ascontiguousarray(keys), np.ascontiguousarray(values)
     with shared.lock:
-        kernel = _step_kernel(heads // key_heads, width, values.shape[3])
+        kernel = step_kernel(heads // key_heads, width, values.shape[3])
         _run_step(shared.words, kernel, scaled, out, *own, weights, table)
     each, start = [], 0
     for rows in counts:

@@ -35,7 +35,7 @@ class Together:
         arrays = [mx.array(np.concatenate(parts)) for parts in zip(*(t.arrays for t in tables), strict=True)]
         mx.eval(arrays)
         first = tables[0]
-        self._table = Table(
+        self.table = Table(
             *(np.array(array, copy=False) for array in arrays),
             bits=first.bits,
             group=first.group,
@@ -50,8 +50,8 @@ class Together:
     def part(self, part: int, x: Any) -> Floats:
         """x times the matrix `part`, [N, outputs]. x: [..., inputs], NumPy's or MLX's; known again by its identity."""
         if x is not self._x or part not in self._results:
-            rows = np.array(x, dtype=np.float32, copy=None).reshape(-1, self._table.inputs)
-            every = self._table.times(np.ascontiguousarray(rows))
+            rows = np.array(x, dtype=np.float32, copy=None).reshape(-1, self.table.inputs)
+            every = self.table.times(np.ascontiguousarray(rows))
             self._x, self._results = x, {i: every[:, a:b] for i, (a, b) in enumerate(self._spans)}
         result = self._results.pop(part)
         if not self._results:
@@ -60,7 +60,7 @@ class Together:
 
     def rows(self, index: Any) -> Floats:
         """The rows of the one matrix: [*index.shape, inputs]."""
-        return self._table.rows(index)
+        return self.table.rows(index)
 
 
 class Linear(nn.Module):  # type: ignore[misc]
@@ -73,16 +73,16 @@ class Linear(nn.Module):  # type: ignore[misc]
         self.weight, self.scales, self.biases = together.shown[part]
         if bias is not None:
             self.bias = bias
-        self._together, self._part, self._outputs = together, part, outputs
+        self.together, self._part, self.outputs = together, part, outputs
         self.freeze()
 
     def __call__(self, x: Any) -> Any:
         if wanted() == "shapes":
-            return mx.zeros((*x.shape[:-1], self._outputs))
-        out = self._together.part(self._part, x)
+            return mx.zeros((*x.shape[:-1], self.outputs))
+        out = self.together.part(self._part, x)
         if "bias" in self:
             out = out + np.array(self.bias, copy=False)
-        out = out.reshape(*x.shape[:-1], self._outputs)
+        out = out.reshape(*x.shape[:-1], self.outputs)
         return out if isinstance(x, np.ndarray) else mx.array(out)
 
 
@@ -93,8 +93,8 @@ class Embedding(nn.Module):  # type: ignore[misc]
 
     def __init__(self, table: Table) -> None:
         super().__init__()
-        self._together = Together([table])
-        self.weight, self.scales, self.biases = self._together.shown[0]
+        self.together = Together([table])
+        self.weight, self.scales, self.biases = self.together.shown[0]
         self._shape = table.outputs, table.inputs
         self.numbers_flow = False
         self.freeze()
@@ -102,7 +102,7 @@ class Embedding(nn.Module):  # type: ignore[misc]
     def __call__(self, tokens: mx.array) -> Any:
         if wanted() == "shapes":
             return mx.zeros((*tokens.shape, self._shape[1]))
-        rows = self._together.rows(np.array(tokens))
+        rows = self.together.rows(np.array(tokens))
         return rows if self.numbers_flow else mx.array(rows)
 
     def as_linear(self, x: Any) -> mx.array:
@@ -112,7 +112,7 @@ class Embedding(nn.Module):  # type: ignore[misc]
         x = _asked_for(x)
         if not x.shape[1]:
             return mx.zeros((*x.shape[:-1], self._shape[0]))
-        return mx.array(self._together.part(0, x)).reshape(*x.shape[:-1], -1)
+        return mx.array(self.together.part(0, x)).reshape(*x.shape[:-1], -1)
 
 
 def _asked_for(x: Any) -> Any:
@@ -154,7 +154,9 @@ def _become(module: nn.Module, kind: type) -> None:
     module.__class__ = kind
 
 
-class _RMSNorm(nn.RMSNorm):  # type: ignore[misc]
+class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
+    """An `nn.RMSNorm` that takes NumPy arrays too."""
+
     def __call__(self, x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return super().__call__(x)
@@ -162,18 +164,21 @@ class _RMSNorm(nn.RMSNorm):  # type: ignore[misc]
         return kernels.rms_norm(rows, np.array(self.weight, copy=False), self.eps).reshape(x.shape)
 
 
-class _RoPE(nn.RoPE):  # type: ignore[misc]
+class RoPE(nn.RoPE):  # type: ignore[misc]
+    """An `nn.RoPE` that takes NumPy arrays too."""
+
     def __call__(self, x: Any, offset: Any = 0) -> Any:
         if not isinstance(x, np.ndarray):
             return super().__call__(x, offset=offset)
         # A stream's position each, or the first of all.
         first = tuple(np.array(offset).reshape(-1).tolist())
-        cos, sin = _angles(first, x.shape[2], self.dims, self.base, self.scale)
+        cos, sin = angles(first, x.shape[2], self.dims, self.base, self.scale)
         return kernels.rotate(x, cos, sin, self.traditional)
 
 
 @lru_cache(maxsize=4)
-def _angles(first: tuple[int, ...], count: int, dims: int, base: float, scale: float) -> tuple[Floats, Floats]:
+def angles(first: tuple[int, ...], count: int, dims: int, base: float, scale: float) -> tuple[Floats, Floats]:
+    """Cosines and sines of rotations for `count` positions from each of `first` on: [len(first), count, dims / 2]."""
     positions = np.array(first, dtype=np.float64)[:, None] + np.arange(count)
     angles = (positions * scale)[..., None] * base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -189,36 +194,30 @@ def install(model: Any) -> bool:
     What has no kernel is dequantised to float32 first, which is what MLX is fast at; layers of other kinds stay MLX's.
     Raises ValueError, naming the layer, for scales that are not finite, and for a mode that MLX cannot dequantise.
     """
-    named = dict(model.named_modules())
-    tables: dict[str, Table] = {}
-    for path, module in named.items():
-        if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding) and _has_kernel(module):
-            tables[path] = _packed(path, module)
-            # Held twice until here.
-            for name in ("weight", "scales", "biases"):
-                module[name] = mx.zeros((0,))
-            mx.clear_cache()
-    if not tables:
-        return False
+    named = {path: module for path, module in model.named_modules() if _is_for_kernels(module)}
+    kinds: set[tuple[int, int, bool]] = set()
     done: dict[str, nn.Module] = {}
-    for path, table in tables.items():
+    for path, module in named.items():
         if path in done:
             continue
-        if isinstance(named[path], nn.QuantizedEmbedding):
-            done[path] = Embedding(table)
+        paths = _siblings(path, named)
+        # A few at a time: all of them would be held twice otherwise.
+        tables = [_packed(each, named[each]) for each in paths]
+        kinds |= {table.kind for table in tables}
+        if isinstance(module, nn.QuantizedEmbedding):
+            done[path] = Embedding(*tables)
             continue
-        paths = _siblings(path, tables)
-        together = Together([tables[each] for each in paths])
+        together = Together(tables)
         for part, each in enumerate(paths):
             bias = named[each].get("bias")
             bias = None if bias is None else bias.astype(mx.float32)
-            done[each] = Linear(together, part, tables[each].outputs, bias)
+            done[each] = Linear(together, part, tables[part].outputs, bias)
     model.update_modules(tree_unflatten(list(done.items())))
-    for kind in {table.kind for table in tables.values()}:
+    for kind in kinds:
         # Compiled, or read from where they are kept, here: never in the first turn.
         kernels.few(*kind)
         kernels.many(*kind)
-    return True
+    return bool(done)
 
 
 def let_numbers_flow(model: Any) -> bool:
@@ -233,9 +232,9 @@ def let_numbers_flow(model: Any) -> bool:
         if path.rpartition(".")[2] == "lm_head":
             _head(module)
         elif type(module) is nn.RMSNorm:
-            module.__class__ = _RMSNorm
+            module.__class__ = RMSNorm
         elif type(module) is nn.RoPE:
-            module.__class__ = _RoPE
+            module.__class__ = RoPE
         elif not isinstance(module, Linear) and isinstance(module, _LEFT_TO_MLX):
             _crossing(module)
     embeddings[0].numbers_flow = True
@@ -252,30 +251,36 @@ def stop_numbers(model: Any) -> None:
 _LEFT_TO_MLX = (nn.Linear, nn.LayerNorm, Llama3RoPE, SuScaledRoPE, YarnRoPE)
 
 
-def _has_kernel(module: Any) -> bool:
-    return module.mode == "affine" and module.bits in (4, 8) and module.group_size in (32, 64, 128)
+def _is_for_kernels(module: Any) -> bool:
+    quantised = isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding)
+    return quantised and module.mode == "affine" and module.bits in (4, 8) and module.group_size in (32, 64, 128)
 
 
 def _packed(path: str, module: Any) -> Table:
+    """A layer's matrix, packed; the layer has it no more."""
     # Numbers of 16 bits with the range of 32 are not NumPy's.
     kind = mx.float16 if module.scales.dtype == mx.float16 else mx.float32
     arrays = (module.weight, module.scales.astype(kind), module.biases.astype(kind))
     mx.eval(arrays)
     try:
-        return kernels.pack(
+        table = kernels.pack(
             *(np.array(array, copy=False) for array in arrays), bits=module.bits, group=module.group_size
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    for name in ("weight", "scales", "biases"):
+        module[name] = mx.zeros((0,))
+    mx.clear_cache()
+    return table
 
 
-def _siblings(path: str, tables: Mapping[str, Table]) -> list[str]:
+def _siblings(path: str, named: Mapping[str, Any]) -> list[str]:
     """The layers that read the same rows and are of one kind, in order: at least the one of `path`."""
     parent, _, name = path.rpartition(".")
     for names in _SIBLINGS:
         paths = [f"{parent}.{each}" for each in names]
-        if name in names and all(each in tables for each in paths):
-            kinds = {(t.bits, t.group, t.inputs, t.scales.dtype) for t in (tables[each] for each in paths)}
-            if len(kinds) == 1:
+        if name in names and all(each in named for each in paths):
+            layers = [named[each] for each in paths]
+            if len({(m.bits, m.group_size, m.scales.shape[-1], m.scales.dtype) for m in layers}) == 1:
                 return paths
     return [path]

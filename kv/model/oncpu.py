@@ -17,6 +17,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from kv.attention import flow, observed
+from kv.config import KVCacheConfig
 from kv.cpu.passes import wanting
 
 # Tokens to try a model on: a pass behind nothing, one behind that, and a step.
@@ -78,16 +79,27 @@ def _let_numbers_flow(model: Any) -> None:
         got = _tried(model)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         got = []
-    close = len(got) == len(want) and all(
+    if not _close(got, want):
+        layers.stop_numbers(model)
+        return
+    try:
+        if flow.install_stack(model) and not _close(_tried(model, streams=True), want):
+            flow.remove_stack(model)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        # Of another build than mlx-lm's: layer by layer, then.
+        return
+
+
+def _close(got: list[Any], want: list[Any]) -> bool:
+    return len(got) == len(want) and all(
         a.shape == b.shape and np.abs(a - b).max() <= 1e-3 * np.ptp(b) for a, b in zip(got, want, strict=True)
     )
-    if not close:
-        layers.stop_numbers(model)
 
 
-def _tried(model: Any) -> list[Any]:
-    """Logits of the last token of each of some passes."""
-    caches = [KVCache() for _ in model.layers]
+def _tried(model: Any, *, streams: bool = False) -> list[Any]:
+    """Logits of the last token of each of some passes, over mlx-lm's caches or this package's."""
+    count = len(model.layers)
+    caches: Any = KVCacheConfig(method="full").build(count) if streams else [KVCache() for _ in range(count)]
     # Every vocabulary has so many.
     tokens = np.random.default_rng(0).integers(0, 64, sum(_TRIAL))
     logits, at = [], 0

@@ -20,7 +20,6 @@ from kv.caches.cache import EvictingCache
 from kv.caches.masks import check_full_attention
 from kv.config import KVCacheConfig
 from kv.cpu import attention as cpu_attention
-from kv.cpu.attention import Floats
 from kv.cpu.passes import wanting
 
 
@@ -43,19 +42,13 @@ def can_share_a_pass(model: Any) -> bool:
 class StreamsLayer(flow.AttendsRows):
     """One layer's caches of several streams, for a pass of a token a row.
 
-    caches: one a stream, in the order of the rows. counts: how many rows each has, one after the other.
-    offset: each row's position, [B].
-    quick: whether attention may be computed at once, on the CPU; else it is laid out as MLX does.
+    See `kv.attention.flow.AttendsRows`. Without `quick` attention is laid out as MLX does.
     """
 
     def __init__(
         self, caches: Sequence[EvictingCache], counts: Sequence[int], offset: mx.array, *, quick: bool
     ) -> None:
-        self.caches = caches
-        self.offset = offset
-        self._counts = counts
-        self._quick = quick
-        self.attended = False
+        super().__init__(caches, counts, offset, quick=quick)
         self._new: tuple[mx.array, mx.array] | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -82,7 +75,7 @@ class StreamsLayer(flow.AttendsRows):
         if self._new is None or keys is not self._new[0] or values is not self._new[1]:
             raise ValueError("the model attends to other keys and values than those it has cached")
         self.attended = True
-        if self._quick and cpu_attention.serves(attention, keys.dtype, mask, options):
+        if self.quick and cpu_attention.serves(attention, keys.dtype, mask, options):
             return self._attend_on_cpu(queries, keys, values, scale)
         outputs = []
         for cache, rows in self._rows():
@@ -98,18 +91,6 @@ class StreamsLayer(flow.AttendsRows):
             )
             outputs.append(_in_line(output))
         return mx.concatenate(outputs)
-
-    def attend_rows(self, queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats | None:
-        """What `update_and_fetch` and `attend` do, at once and without MLX, but for the storing, which may wait."""
-        if not self._quick or not cpu_attention.on_cpu(mx.float32):
-            return None
-        self.attended = True
-        output, weights = flow.step(self.caches, self._counts, queries, keys, values, scale)
-        for cache, rows in self._rows():
-            cache.update_and_fetch(mx.array(keys[rows].swapaxes(0, 2)), mx.array(values[rows].swapaxes(0, 2)))
-            if cache.observes:
-                cache.observe_mass(mx.array(weights[rows.start].mean(axis=1))[None])
-        return output
 
     def _attend_on_cpu(self, queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
         for cache, rows in self._rows():
@@ -132,7 +113,7 @@ class StreamsLayer(flow.AttendsRows):
 
     def _rows(self) -> Iterator[tuple[EvictingCache, slice]]:
         start = 0
-        for cache, count in zip(self.caches, self._counts, strict=True):
+        for cache, count in zip(self.caches, self.counts, strict=True):
             yield cache, slice(start, start + count)
             start += count
 

@@ -14,8 +14,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model
 
 from kv.caches.policy import Score
+from kv.config import KVCacheConfig
 from kv.cpu.passes import wanting
 from kv.model import loading, oncpu
+from kv.model.streams import layers_of
 from kv.session.session import NewBlock, Session
 from kv.session.together import step_together
 from tests.kv.attention.test_observed import FAMILIES, tiny
@@ -39,6 +41,10 @@ def both(family: str = "llama", bits: int = 4, group: int = 32, **mixed: int) ->
     stock = dequantize_model(copy.deepcopy(model))
     mx.eval(stock.parameters())
     return oncpu.prepare(model), stock
+
+
+def in_one_call(model: Any) -> bool:
+    return getattr(model.model, "stack", None) is not None
 
 
 def flows(model: Any) -> bool:
@@ -122,6 +128,71 @@ def test_sessions_together_alone_and_through_stock_mlx_lm(family: str, score: Sc
         want = np.array(stock(mx.array([[token]]), cache=cache)[0, -1])
         np.testing.assert_allclose(np.array(session.step(token)), want, atol=1e-4 * np.ptp(want))
         token = int(want.argmax())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_in_one_call_are_those_layer_by_layer(family: str) -> None:
+    model, stock = both(family)
+    assert in_one_call(model) == (family in FLOWING)
+    rng = np.random.default_rng(3)
+    # Layers that come to hold different numbers of rows.
+    config = KVCacheConfig(method="h2o", h2o_budget=40, h2o_n_sink=2, h2o_recent=4, h2o_scope="layer")
+    mine, theirs, plain, whole = *(config.build(len(model.layers)) for _ in range(3)), make_prompt_cache(stock)
+    tokens = rng.integers(0, 100, 90)
+    for cache in (mine, theirs, plain, whole):
+        (model if cache is not whole else stock)(mx.array(tokens)[None], cache=cache)
+    for token in rng.integers(0, 100, 6).tolist():
+        got = np.array(model(mx.array([[token]]), cache=mine))
+        if in_one_call(model):
+            stack, model.model.stack = model.model.stack, None
+            want = np.array(model(mx.array([[token]]), cache=theirs))
+            model.model.stack = stack
+        else:
+            want = np.array(model(mx.array([[token]]), cache=theirs))
+        assert np.abs(got - want).max() < 1e-5 * np.ptp(want)
+        for a, b in zip(mine, theirs, strict=True):
+            for x, y in zip(a.arrays, b.arrays, strict=True):
+                np.testing.assert_allclose(np.array(x), np.array(y), atol=1e-5)
+
+
+def test_a_row_comes_out_the_same_however_many_there_are() -> None:
+    model, _ = both("qwen2")
+    rng = np.random.default_rng(4)
+    config = KVCacheConfig(method="full")
+
+    def held() -> list[Any]:
+        caches = config.build(len(model.layers))
+        model(mx.array(text)[None], cache=caches)
+        return caches
+
+    text, draft = rng.integers(0, 100, 50), rng.integers(0, 100, 7).tolist()
+    alone, drafted = held(), held()
+    want = [np.array(model(mx.array([[token]]), cache=alone))[0, 0] for token in draft]
+    got = model(mx.array(draft)[:, None], cache=layers_of([drafted], [len(draft)], quick=True))
+    assert in_one_call(model)
+    np.testing.assert_array_equal(np.array(got)[:, 0], np.stack(want))
+    for a, b in zip(alone, drafted, strict=True):
+        for x, y in zip(a.arrays[:2], b.arrays[:2], strict=True):
+            np.testing.assert_array_equal(np.array(x), np.array(y))
+
+
+def test_layers_of_another_make_are_not_taken_for_llamas() -> None:
+    model, _ = tiny("llama")
+
+    class Scaled(type(model.layers[0])):  # type: ignore[misc]
+        def __call__(self, x: Any, mask: Any = None, cache: Any = None) -> Any:
+            return super().__call__(x, mask, cache) * 0.5
+
+    # As a family of its own would look that calls its layers by the same names.
+    model.layers[0].__class__ = Scaled
+    Scaled.__module__ = "mlx_lm.models.llama"
+    nn.quantize(model, group_size=32, bits=4)
+    stock = dequantize_model(copy.deepcopy(model))
+    prepared = oncpu.prepare(model)
+    assert not in_one_call(prepared)
+    tokens = mx.array([words(1, 30)])
+    want = np.array(stock(tokens))
+    assert np.abs(np.array(prepared(tokens)) - want).max() < 1e-4 * np.ptp(want)
 
 
 def test_forks_of_a_session_go_their_own_ways() -> None:
