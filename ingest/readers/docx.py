@@ -31,7 +31,7 @@ p[style-name='Intense Quote'] => blockquote > p:fresh
 """
 
 
-def read_docx(name: str, data: bytes) -> str:
+def read_docx(name: str, data: bytes, warnings: list[str]) -> str:
     """The text of a Word document as Markdown: body, tables, notes, equations on one line; not headers, footers,
     comments or deletions.
 
