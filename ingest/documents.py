@@ -69,6 +69,7 @@ def read_upload(
         raise InvalidInput(name, "0 bytes", "a document must not be blank")
     warnings: list[str] = []
     text = _text(name, data, essence, charset, warnings).replace("\r\n", "\n").replace("\r", "\n")
+    text = without_base64(text, warnings)
     if not text.strip():
         raise InvalidInput(name, f"{len(data)} bytes", "a document must not be blank")
     return Upload(
@@ -94,7 +95,7 @@ def _text(name: str, data: bytes, media_type: str, charset: str | None, warnings
     if media_type == DOCX:
         return read_docx(name, data, warnings)
     text = decode(name, data, charset, warnings)
-    return read_html(name, text) if media_type == HTML else without_base64(text, warnings)
+    return read_html(name, text, warnings) if media_type == HTML else text
 
 
 def read_text(
