@@ -13,11 +13,15 @@ Kind = Literal["prose", "code", "table", "list"]
 Role = Literal["heading", "section", "body", "alone"]
 
 MAX_TITLE = 120
+# What each part of a block carries of its first lines: a passage has about as many characters.
+MAX_LEAD = 600
 # How deep a tree of blocks is built; what lies deeper is cut at blank lines and lines.
 MAX_DEPTH = 10
 
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 # Closing brackets after a blank line end the unit above them.
+# Not a comment, nor an attribute, and not all there is.
+_FIRST_LINE = re.compile(r"(?:\s|(?:#|//|--|/\*|\*|;|@|\[).*\n)*(\S.{0,400})\n")
 _DEFINITION = re.compile(r"\n[^\S\n]*\n(?=[^\s)\]}])")
 
 
@@ -27,7 +31,8 @@ class Block(msgspec.Struct, frozen=True):
     `path`: the titles above it, outermost first. `role`: a heading opens a section and stays with the block
     after it; `section` opens one too; a block that stands alone shares a passage only when its whole section
     does. `children`, in order and apart: where a block too large for a passage is best cut (around list items,
-    the members of a class). Where there are none: at blank lines, then at lines.
+    the members of a class). Where there are none: at blank lines, then at lines. `lead`: the path of its parts but the
+    first, which tells what its first lines did, such as the columns of a table; () for the same as `path`.
     """
 
     start: int
@@ -36,6 +41,7 @@ class Block(msgspec.Struct, frozen=True):
     path: tuple[str, ...] = ()
     role: Role = "body"
     children: tuple[Block, ...] = ()
+    lead: tuple[str, ...] = ()
 
 
 def paragraphs(text: str) -> list[Block]:
@@ -44,8 +50,17 @@ def paragraphs(text: str) -> list[Block]:
 
 
 def outlined_code(text: str) -> list[Block]:
-    """Source code of a language without a grammar here, cut before what follows a blank line unindented."""
-    return blocks_between(text, (match.end() for match in _DEFINITION.finditer(text)), "code")
+    """Source code of a language without a grammar here, cut before what follows a blank line unindented.
+
+    What does not fit is led by its first line that is no comment.
+    """
+    blocks = blocks_between(text, (match.end() for match in _DEFINITION.finditer(text)), "code")
+    return [msgspec.structs.replace(block, lead=_first_line(text, block)) for block in blocks]
+
+
+def _first_line(text: str, block: Block) -> tuple[str, ...]:
+    found = _FIRST_LINE.match(text, block.start, block.end)
+    return (shortened(found[1]),) if found else ()
 
 
 def blocks_between(text: str, cuts: Iterable[int], kind: Kind) -> list[Block]:
@@ -77,7 +92,7 @@ def contiguous(text: str, start: int, end: int, blocks: Iterable[Block], parent:
     return joined
 
 
-def shortened(title: str) -> str:
-    """`title` on one line. Every passage below it carries it, so an endless one is cut to 120 characters."""
+def shortened(title: str, most: int = MAX_TITLE) -> str:
+    """`title` on one line. Every passage below it carries it, so an endless one is cut to `most` characters."""
     title = " ".join(title.split())
-    return title if len(title) <= MAX_TITLE else title[: MAX_TITLE - 1] + "…"
+    return title if len(title) <= most else title[: most - 1] + "…"

@@ -12,6 +12,7 @@ import msgspec
 from ingest.encodings import decode
 from ingest.errors import InvalidInput, TooLarge, Unsupported
 from ingest.media_types import DOCX, HTML, PDF, media_type_of
+from ingest.readers.base64 import without_base64
 from ingest.readers.docx import read_docx
 from ingest.readers.html import read_html
 from ingest.readers.pdf import read_pdf
@@ -30,7 +31,8 @@ _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 class Upload(msgspec.Struct, frozen=True, kw_only=True):
     """A document accepted for ingestion. `size` (bytes) and `sha256` describe the bytes as they came.
 
-    `charset`: the encoding that its sender named; None for UTF-8, which needs no naming.
+    `charset`: the encoding that its sender named; None for UTF-8, which needs no naming. `warnings`: what of it could
+    not be read and was left out, such as "2 charts".
     """
 
     name: str
@@ -40,6 +42,7 @@ class Upload(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     sha256: str
     charset: str | None = None
+    warnings: list[str] = []
 
 
 def read_upload(
@@ -64,7 +67,9 @@ def read_upload(
     essence, charset = media_type_of(name, media_type, data)
     if not data:
         raise InvalidInput(name, "0 bytes", "a document must not be blank")
-    text = _text(name, data, essence, charset).replace("\r\n", "\n").replace("\r", "\n")
+    warnings: list[str] = []
+    text = _text(name, data, essence, charset, warnings).replace("\r\n", "\n").replace("\r", "\n")
+    text = without_base64(text, warnings)
     if not text.strip():
         raise InvalidInput(name, f"{len(data)} bytes", "a document must not be blank")
     return Upload(
@@ -75,6 +80,7 @@ def read_upload(
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
         charset=named_charset(charset),
+        warnings=warnings,
     )
 
 
@@ -83,13 +89,13 @@ def named_charset(charset: str | None) -> str | None:
     return None if charset is None or charset.lower() in ("utf-8", "utf8") else charset.lower()
 
 
-def _text(name: str, data: bytes, media_type: str, charset: str | None) -> str:
+def _text(name: str, data: bytes, media_type: str, charset: str | None, warnings: list[str]) -> str:
     if media_type == PDF:
-        return read_pdf(name, data)
+        return read_pdf(name, data, warnings)
     if media_type == DOCX:
-        return read_docx(name, data)
-    text = decode(name, data, charset)
-    return read_html(name, text) if media_type == HTML else text
+        return read_docx(name, data, warnings)
+    text = decode(name, data, charset, warnings)
+    return read_html(name, text, warnings) if media_type == HTML else text
 
 
 def read_text(

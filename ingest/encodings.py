@@ -10,6 +10,7 @@ from charset_normalizer import from_bytes
 
 from ingest.alphabets import encoding_of_latin
 from ingest.errors import Unsupported
+from ingest.mixed import decode_by_lines, is_partly_utf8
 
 # UTF-32 first: its little-endian mark starts with that of UTF-16.
 _MARKS = (
@@ -42,11 +43,12 @@ _ALONE = 1.5
 _SAMPLE = 200_000
 
 
-def decode(name: str, data: bytes, charset: str | None = None) -> str:
+def decode(name: str, data: bytes, charset: str | None = None, warnings: list[str] | None = None) -> str:
     """`data` as text. A byte order mark decides, then `charset` (what the sender says), then validity as UTF-8
     or UTF-16, then what the text declares (HTML, XML, `coding:`), then its statistics.
 
-    Raises Unsupported with the byte offset for what is not text, and where text breaks its own encoding.
+    A log that several programs wrote may be UTF-8 in some lines only, which `warnings` are told. Raises Unsupported
+    with the byte offset for what is not text, and where text breaks its own encoding.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
@@ -62,10 +64,10 @@ def decode(name: str, data: bytes, charset: str | None = None) -> str:
     try:
         return _without_nul(name, data.decode(), "utf-8", 0)
     except UnicodeDecodeError as error:
-        return _legacy(name, data, error)
+        return _legacy(name, data, error, [] if warnings is None else warnings)
 
 
-def _legacy(name: str, data: bytes, error: UnicodeDecodeError) -> str:
+def _legacy(name: str, data: bytes, error: UnicodeDecodeError, warnings: list[str]) -> str:
     control = _CONTROLS.search(data)
     if control is not None:
         _refuse(name, data, control.start(), "is a control character, so this is not text")
@@ -83,6 +85,9 @@ def _legacy(name: str, data: bytes, error: UnicodeDecodeError) -> str:
                 return data.decode(encoding)
             except UnicodeDecodeError:
                 break
+    if is_partly_utf8(data):
+        warnings.append(f"not all of it is UTF-8 (from byte {error.start} on): the rest is read as an older encoding")
+        return decode_by_lines(data, _guess)
     guess = _guess(data)
     if guess is None:
         _refuse(name, data, error.start, "is not UTF-8, nor is this text in another encoding that can be told")

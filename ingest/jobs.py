@@ -13,7 +13,7 @@ import sqlite_utils
 from ingest.passages import Passage
 from ingest.records import Job, JobChanges, JobDocument
 
-_JOB_DOCUMENT = "document_id, name, status, error, version, replaces"
+_JOB_DOCUMENT = "document_id, name, status, error, version, replaces, warnings"
 _OPEN = "('queued', 'running')"
 # The job's next change; for an UPDATE of job_documents, or an INSERT into it, that knows `job_id`.
 _NEXT_CHANGE = "(SELECT COALESCE(MAX(change), 0) + 1 FROM job_documents AS other WHERE other.job_id = {job_id})"
@@ -34,6 +34,7 @@ class Twin(NamedTuple):
     text: str
     media_type: str
     passages: list[Passage]
+    warnings: list[str]
 
 
 class Stored(NamedTuple):
@@ -47,6 +48,7 @@ class Work(NamedTuple):
     """What there is to do for a task.
 
     `text` is None while the bytes wait in the uploads' folder; `declared` is then the media type as its sender gave it.
+    `warnings`: of a text that is read already.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Work(NamedTuple):
     media_type: str
     declared: str | None
     twin: Twin | None
+    warnings: list[str]
 
 
 def now() -> str:
@@ -130,20 +133,22 @@ def start_next(db: sqlite_utils.Database, job_id: str) -> Task | None:
 def read_work(db: sqlite_utils.Database, task: Task, cut_by: str) -> Work | None:
     """What to do for `task`; None if it was cancelled or its document deleted. `cut_by`: size and tokenizer now."""
     row = db.execute(
-        "SELECT name, text, documents.media_type, uploads.document_id, uploads.media_type FROM documents"
+        "SELECT name, text, documents.media_type, uploads.document_id, uploads.media_type, warnings FROM documents"
+        " JOIN document_versions AS version ON version.document_id = id"
         " LEFT JOIN uploads ON uploads.document_id = id WHERE id = ?",
         [task.document_id],
     ).fetchone()
     if row is None or not _is_open(db, task):
         return None
-    name, text, media_type, waits, declared = row
-    return Work(name, None if waits else text, media_type, declared, _twin(db, task.document_id, cut_by))
+    name, text, media_type, waits, declared, warnings = row
+    twin = _twin(db, task.document_id, cut_by)
+    return Work(name, None if waits else text, media_type, declared, twin, json.loads(warnings))
 
 
 def _twin(db: sqlite_utils.Database, document_id: str, cut_by: str) -> Twin | None:
     row = db.execute(
         """
-        SELECT twin.id, twin.text, twin.media_type FROM documents
+        SELECT twin.id, twin.text, twin.media_type, known.warnings FROM documents
         JOIN document_versions AS version ON version.document_id = documents.id
         JOIN documents AS twin ON twin.sha256 = documents.sha256 AND twin.media_type = documents.media_type
         JOIN document_versions AS known ON known.document_id = twin.id
@@ -160,11 +165,18 @@ def _twin(db: sqlite_utils.Database, document_id: str, cut_by: str) -> Twin | No
         f"SELECT {', '.join(columns)} FROM passages WHERE document_id = ? ORDER BY ordinal", [row[0]]
     ).fetchall()
     fields = Passage.__struct_fields__
-    return Twin(row[1], row[2], [Passage(**dict(zip(fields, values, strict=True))) for values in passages])
+    cut = [Passage(**dict(zip(fields, values, strict=True))) for values in passages]
+    return Twin(row[1], row[2], cut, json.loads(row[3]))
 
 
 def store(
-    db: sqlite_utils.Database, task: Task, text: str, media_type: str, passages: Sequence[Passage], cut_by: str
+    db: sqlite_utils.Database,
+    task: Task,
+    text: str,
+    media_type: str,
+    passages: Sequence[Passage],
+    cut_by: str,
+    warnings: Sequence[str],
 ) -> Stored:
     """Make a document searchable in the place of those of its name. Inside a write.
 
@@ -182,7 +194,12 @@ def store(
     ]
     _note_replaced(db, task)
     # Not as it was submitted: another process may have had other settings.
-    db.execute("UPDATE document_versions SET cut_by = ? WHERE document_id = ?", [cut_by, task.document_id])
+    left_out = json.dumps(warnings, ensure_ascii=False)
+    db.execute(
+        "UPDATE document_versions SET cut_by = ?, warnings = ? WHERE document_id = ?",
+        [cut_by, left_out, task.document_id],
+    )
+    db.execute("UPDATE job_documents SET warnings = ? WHERE number = ?", [left_out, task.number])
     for document_id, _ in replaced:
         remove_document(db, document_id)
     ids = [new_id("pas") for _ in passages]
@@ -354,7 +371,7 @@ def note_wiped(db: sqlite_utils.Database, counted: int) -> None:
 def add_job_document(db: sqlite_utils.Database, job_id: str, document: JobDocument) -> None:
     """Add a document to a job. Inside a write."""
     db.execute(
-        f"INSERT INTO job_documents (job_id, {_JOB_DOCUMENT}, change) VALUES (?, ?, ?, ?, ?, ?, ?,"
+        f"INSERT INTO job_documents (job_id, {_JOB_DOCUMENT}, change) VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
         f" {_NEXT_CHANGE.format(job_id='?')})",
         [
             job_id,
@@ -364,10 +381,12 @@ def add_job_document(db: sqlite_utils.Database, job_id: str, document: JobDocume
             document.error,
             document.version,
             document.replaces,
+            json.dumps(document.warnings, ensure_ascii=False),
             job_id,
         ],
     )
 
 
 def _job_document(fields: Sequence[Any]) -> JobDocument:
-    return JobDocument(**dict(zip(JobDocument.__struct_fields__, fields, strict=True)))
+    named = dict(zip(JobDocument.__struct_fields__, fields, strict=True))
+    return JobDocument(**{**named, "warnings": json.loads(named["warnings"])})

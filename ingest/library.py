@@ -34,12 +34,15 @@ __all__ = [
 MAX_LIMIT = 200
 MAX_TOP_K = 50
 
+# Counts up when the same bytes are read or cut otherwise than before: then they are no longer unchanged.
+_READING = 2
+
 # A book of a thousand pages is read and cut in seconds.
 _SECONDS = 300.0
 
 _DOCUMENT = (
     "number, id, name, media_type, metadata, sha256, size, tokens, passages, status, error, created_at,"
-    " version, replaces"
+    " version, replaces, warnings"
 )
 _DOCUMENTS = "documents JOIN document_versions ON document_id = id"
 
@@ -73,7 +76,7 @@ class Library:
     ) -> None:
         self.embedder = embedder
         self._database = database
-        self._cut_by = f"{passage_tokens} {tokenizer}"
+        self._cut_by = f"{passage_tokens} {tokenizer} {_READING}"
         self._uploads = UploadFolder(database.path.with_name(f"{database.path.name}-uploads"))
         waiting = database.read(lambda db: db.execute("SELECT document_id FROM uploads").fetchall())
         self._uploads.keep_only({row[0] for row in waiting})
@@ -264,7 +267,8 @@ class Library:
 
 def _document(row: tuple[Any, ...]) -> Document:
     fields = dict(zip(Document.__struct_fields__, row[1:], strict=True))
-    return Document(**{**fields, "metadata": json.loads(fields["metadata"])})
+    parsed = {name: json.loads(fields[name]) for name in ("metadata", "warnings")}
+    return Document(**{**fields, **parsed})
 
 
 def _before(cursor: str | None) -> tuple[str, list[int]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import msgspec
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from ingest.blocks import MAX_DEPTH, Block, Kind, Role, contiguous, shortened
+from ingest.blocks import MAX_DEPTH, MAX_LEAD, Block, Kind, Role, contiguous, shortened
 
 # Only block structure is wanted. The default nesting limit of 20 makes a tenth nested list swallow the rest
 # of the document.
@@ -39,6 +40,7 @@ class _Found(msgspec.Struct):
     path: tuple[str, ...] = ()
     role: Role = "body"
     inner: list[_Found] = []
+    lead: tuple[str, ...] = ()
 
 
 def markdown(text: str) -> list[Block]:
@@ -84,12 +86,32 @@ def _tree(tokens: list[Token], lines: list[int]) -> list[_Found]:
             elif kind == "code":
                 role = "alone"
         block = _Found(start, stop, kind or open_[-1].kind, tuple(title for _, title in path if title), role)
+        if kind == "table":
+            block.lead = _columns(tokens, index, block.path)
+            block.inner = _rows(token.map, lines, block.path)
         open_[-1].inner.append(block)
         if token.type in _CONTAINERS:
             open_.append(block)
         elif token.nesting > 0:
             opaque_level = token.level
     return top.inner
+
+
+def _columns(tokens: list[Token], index: int, path: tuple[str, ...]) -> tuple[str, ...]:
+    """The path of the rows of the table that opens at `index`: their columns are its last."""
+    names: list[str] = []
+    for token in tokens[index:]:
+        if token.type == "thead_close":
+            break
+        if token.type == "inline":
+            names.append(_title(token.content))
+    return (*path, shortened(" | ".join(names), MAX_LEAD)) if any(names) else ()
+
+
+def _rows(map: list[int], lines: list[int], path: tuple[str, ...]) -> list[_Found]:
+    """Its lines, the first with that of the dashes below it."""
+    bounds = [lines[min(line, len(lines) - 1)] for line in range(map[0], map[1] + 1) if line != map[0] + 1]
+    return [_Found(start, end, "table", path) for start, end in pairwise(bounds)]
 
 
 def _title(content: str) -> str:
@@ -102,4 +124,4 @@ def _title(content: str) -> str:
 
 def _block(found: _Found, depth: int = 1) -> Block:
     children = tuple(_block(inner, depth + 1) for inner in found.inner) if depth < MAX_DEPTH else ()
-    return Block(found.start, found.end, found.kind, found.path, found.role, children)
+    return Block(found.start, found.end, found.kind, found.path, found.role, children, found.lead)

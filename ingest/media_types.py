@@ -13,7 +13,7 @@ DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 
 _LANGUAGES = {
     "bash": "sh", "c": "c", "cc": "cpp", "cjs": "javascript", "clj": "clojure", "cpp": "cpp", "cs": "csharp",
-    "css": "css", "csv": "csv", "cts": "typescript", "cxx": "cpp", "dart": "dart", "ex": "elixir",
+    "css": "css", "csv": "csv", "geojson": "json", "cts": "typescript", "cxx": "cpp", "dart": "dart", "ex": "elixir",
     "exs": "elixir", "go": "go", "h": "c", "hh": "cpp", "hpp": "cpp", "hs": "haskell", "hxx": "cpp", "inc": "c",
     "ini": "ini", "ipynb": "json", "java": "java", "jl": "julia", "js": "javascript", "json": "json",
     "jsonl": "json", "jsx": "javascript", "kt": "kotlin", "kts": "kotlin", "less": "css", "lua": "lua",
@@ -30,6 +30,8 @@ _ENDINGS = {
     "txt": "text/plain",
     "rst": "text/plain",
     "log": "text/plain",
+    "srt": "text/plain",
+    "vtt": "text/plain",
     "htm": HTML,
     "html": HTML,
     "xhtml": HTML,
@@ -46,6 +48,7 @@ _BINARY_ENDINGS = frozenset((
 _ALIASES = {
     "text/x-markdown": "text/markdown",
     "application/x-pdf": PDF,
+    "application/x-subrip": "text/plain",
     "application/ecmascript": "text/x-javascript",
     "application/javascript": "text/x-javascript",
     "application/json": "text/x-json",
@@ -65,8 +68,17 @@ _ALIASES = {
     "text/tab-separated-values": "text/x-csv",
     "text/xml": "text/x-xml",
 }
-# Browsers send video/mp2t for TypeScript's .ts: it says as little as octet-stream does.
-_UNTOLD = frozenset({"", "application/octet-stream", "binary/octet-stream", "application/unknown", "video/mp2t"})
+# Browsers ask Windows, which knows .ts as video, .csv as Excel's and .rs as something of Visual Studio: these say as
+# little as octet-stream does.
+_UNTOLD = frozenset((
+    "", "application/octet-stream", "binary/octet-stream", "application/unknown", "application/vnd.ms-excel",
+    "application/x-unknown", "application/rls-services+xml", "video/mp2t", "video/vnd.dlna.mpeg-tts",
+))  # fmt: skip
+# What these hold is no text, whatever the name says.
+_BINARY = re.compile(
+    r"(?:audio|font|image|model|video)/|application/(?:gzip|pkcs|vnd\.sqlite|wasm|zip|zstd|x-\w*zip|x-tar)"
+)
+_SUFFIXES = {"json": "text/x-json", "xml": "text/x-xml", "yaml": "text/x-yaml"}
 _SUPPORTED = (
     "supported are Markdown, plain text, HTML, PDF and DOCX with text, source code, JSON, YAML, TOML, CSV and XML"
 )
@@ -132,6 +144,11 @@ def _essence(name: str, told: str, data: bytes) -> str:
         return told
     if told.startswith("text/"):
         return "text/plain"
+    if _BINARY.match(told) or ending in _BINARY_ENDINGS:
+        raise Unsupported("media_type", told, _SUPPORTED)
+    by_suffix = _SUFFIXES.get(told.rpartition("+")[2])
+    if by_ending or by_suffix:
+        return by_ending or by_suffix or ""
     raise Unsupported("media_type", told, _SUPPORTED)
 
 

@@ -48,6 +48,9 @@ class _Piece(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
     # Part of a heading.
     leads: bool
+    # Where the block that it is a part of starts, and the path of the parts behind that.
+    led_from: int = 0
+    lead: tuple[str, ...] = ()
 
 
 class _Measured(msgspec.Struct, frozen=True):
@@ -129,7 +132,7 @@ class _Packer:
 
     def _measure(self, block: Block) -> _Measured:
         whole = self._uncut(block)
-        return _Measured(block, list(self._parts(block)) if whole is None else whole, cut=whole is None)
+        return _Measured(block, self._led(block) if whole is None else whole, cut=whole is None)
 
     def _uncut(self, block: Block) -> list[_Piece] | None:
         """The block in one piece, or with the blank lines around it apart; None when it does not fit."""
@@ -158,7 +161,19 @@ class _Packer:
                 continue
             for child in group:
                 whole = self._uncut(child)
-                yield from self._parts(child) if whole is None else whole
+                yield from self._led(child) if whole is None else whole
+
+    def _led(self, block: Block) -> list[_Piece]:
+        """The pieces of a block that does not fit, each with what its first lines say; of the innermost block."""
+        pieces = list(self._parts(block))
+        if not block.lead:
+            return pieces
+        return [
+            msgspec.structs.replace(piece, led_from=block.start, lead=block.lead)
+            if not piece.lead and piece.path == block.path
+            else piece
+            for piece in pieces
+        ]
 
     def _neighbours(self, children: Sequence[Block]) -> Iterator[list[Block]]:
         """Children one by one, save that small ones are counted together."""
@@ -261,7 +276,12 @@ class _Packer:
 
 
 def _heading(pieces: Sequence[_Piece]) -> str:
-    """The longest path where the others lead to it, else what all have in common; of headings alone, the last's."""
+    """The longest path where the others lead to it, else what all have in common; of headings alone, the last's.
+
+    A passage that begins inside a table or a definition says what was before.
+    """
+    if pieces[0].lead and pieces[0].start > pieces[0].led_from:
+        return " > ".join(pieces[0].lead)
     paths = [piece.path for piece in pieces if not piece.leads] or [pieces[-1].path]
     path = max(paths, key=len)
     if any(other != path[: len(other)] for other in paths):

@@ -23,7 +23,7 @@ import msgspec
 import ingest
 from ingest.blocks import Block
 from ingest.counting import CounterRecipe
-from ingest.documents import read_upload
+from ingest.documents import Upload, read_upload
 from ingest.embedder import NONE, embed_passages
 from ingest.embedders import load_embedder
 from ingest.errors import InvalidInput, Unreadable
@@ -40,8 +40,8 @@ _PASSAGES_AT_ONCE = 250
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """A file as text.
 
-    passages: what it was cut into; None without a counter to cut it by: then `blocks` says where. vectors: of the
-    passages, as they are stored; None without an embedder.
+    warnings: what was left out of it. passages: what it was cut into; None without a counter to cut it by: then
+    `blocks` says where. vectors: of the passages, as they are stored; None without an embedder.
     """
 
     text: str
@@ -49,6 +49,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     passages: list[Passage] | None = None
     vectors: list[bytes] | None = None
     blocks: list[Block] | None = None
+    warnings: list[str] = []
 
 
 class Cutting(msgspec.Struct, frozen=True):
@@ -77,6 +78,7 @@ class _Head(msgspec.Struct, frozen=True, tag=True):
     media_type: str
     count: int
     blocks: list[Block] | None
+    warnings: list[str] = []
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -170,6 +172,7 @@ class Reader:
             passages=passages if cut_here else None,
             vectors=vectors or None,
             blocks=head.blocks,
+            warnings=head.warnings,
         )
 
     def rest(self) -> None:
@@ -241,10 +244,16 @@ class _Work:
     def answer(self, request: _File | _Text) -> Iterator[_Head | _Refusal | _Part]:
         """What to send back, piece by piece."""
         try:
-            text, media_type = (request.text, request.media_type) if isinstance(request, _Text) else self._read(request)
-            sent = None if isinstance(request, _Text) else text
+            warnings: list[str] = []
+            sent = None
+            if isinstance(request, _Text):
+                text, media_type = request.text, request.media_type
+            else:
+                upload = self._read(request)
+                sent = text = upload.text
+                media_type, warnings = upload.media_type, upload.warnings
             if self._count is None:
-                yield _Head(sent, media_type, 0, split(text, media_type))
+                yield _Head(sent, media_type, 0, split(text, media_type), warnings)
                 return
             passages = cut(text, media_type, self._count, self._most)
         except FileNotFoundError:
@@ -254,7 +263,7 @@ class _Work:
         except Exception as error:
             yield _Refusal(f"{type(error).__name__}: {error}")
         else:
-            yield _Head(sent, media_type, len(passages), None)
+            yield _Head(sent, media_type, len(passages), None, warnings)
             for start in range(0, len(passages), _PASSAGES_AT_ONCE):
                 some = passages[start : start + _PASSAGES_AT_ONCE]
                 embedded = embed_passages(self._embedder, ((p.heading, p.text) for p in some)) if self._embedder else []
@@ -262,10 +271,9 @@ class _Work:
                 yield _Part([msgspec.structs.replace(passage, text="") for passage in some], b"".join(embedded))
 
     @staticmethod
-    def _read(request: _File) -> tuple[str, str]:
+    def _read(request: _File) -> Upload:
         data = Path(request.path).read_bytes()
-        upload = read_upload(request.name, data, request.media_type, max_bytes=len(data))
-        return upload.text, upload.media_type
+        return read_upload(request.name, data, request.media_type, max_bytes=len(data))
 
 
 def _give_way() -> None:

@@ -16,7 +16,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A document's record. `size` is bytes as uploaded; `tokens` and `passages` are 0 until it is done.
 
     `version` counts the documents of this name from 1. `replaces` is the id of the one whose place it takes: that one
-    is searched until this one is done, and is then gone.
+    is searched until this one is done, and is then gone. `warnings`: what of the file could not be read and was left
+    out, such as charts.
     """
 
     id: str
@@ -32,13 +33,14 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     version: int
     replaces: str | None
+    warnings: list[str]
 
 
 class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     """One document of a job. It stays after the document is deleted, without its name; `cancelled` if that came first.
 
     `unchanged`: the same bytes under the same name with the same metadata were there already; `id` is theirs, and
-    nothing was done. `version` and `replaces` are those of the document.
+    nothing was done. `version`, `replaces` and `warnings` are those of the document.
     """
 
     id: str
@@ -47,6 +49,7 @@ class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     version: int
     replaces: str | None = None
+    warnings: list[str] = []
 
 
 class JobChanges(msgspec.Struct, frozen=True, kw_only=True):

@@ -155,5 +155,22 @@ def m004_vectors(db: sqlite_utils.Database) -> None:
     )
 
 
-for step in (m001_documents, m002_full_text, m003_jobs, m004_vectors, jobs_m004_versions_and_uploads):
+def docs_m001_warnings(db: sqlite_utils.Database) -> None:
+    # JSON lists of what a document has that could not be read.
+    db.executescript(
+        """
+        ALTER TABLE document_versions ADD COLUMN warnings TEXT NOT NULL DEFAULT '[]';
+        ALTER TABLE job_documents ADD COLUMN warnings TEXT NOT NULL DEFAULT '[]';
+        """
+    )
+
+
+for step in (
+    m001_documents,
+    m002_full_text,
+    m003_jobs,
+    m004_vectors,
+    jobs_m004_versions_and_uploads,
+    docs_m001_warnings,
+):
     migrations()(step)

@@ -18,7 +18,7 @@ import tree_sitter_rust
 import tree_sitter_typescript
 from tree_sitter import Language, Node, Parser
 
-from ingest.blocks import MAX_DEPTH, Block, contiguous, shortened
+from ingest.blocks import MAX_DEPTH, MAX_LEAD, Block, contiguous, shortened
 
 _JSON = "text/x-json"
 # Where the first grammar finds errors the next may do better: .h is C or C++, and TSX has other casts.
@@ -234,11 +234,22 @@ class _File:
             children = tuple(self.block(part, depth + 1) for part in unit.run)
             return Block(unit.start, unit.end, "code", unit.path, children=children)
         path = unit.path + self.name(unit.node)
-        block = Block(unit.core, unit.end, "code", path, children=self.children(unit, path, depth))
+        lead = self.signature(unit.node, path) if len(path) > len(unit.path) else ()
+        block = Block(unit.core, unit.end, "code", path, children=self.children(unit, path, depth), lead=lead)
         # What does not fit with all that is above it keeps as much of that as fits.
         for start in reversed(unit.leads_at):
-            block = Block(start, unit.end, "code", path, children=(block,))
+            block = Block(start, unit.end, "code", path, children=(block,), lead=lead)
         return block
+
+    def signature(self, node: Node, path: tuple[str, ...]) -> tuple[str, ...]:
+        """The path of the later parts of a definition: what is before its body, in the place of its name."""
+        for wrapper in ("declaration", "definition"):
+            node = node.child_by_field_name(wrapper) or node
+        bodies = _bodies(node)
+        if not bodies or node.type == "pair":
+            return ()
+        text = self.text[self.at(node.start_byte) : self.at(bodies[0].start_byte)]
+        return (*path[:-1], shortened(text.rstrip(" \t\n{:="), MAX_LEAD // 2))
 
     def children(self, unit: _Unit, path: tuple[str, ...], depth: int) -> tuple[Block, ...]:
         if depth >= MAX_DEPTH or unit.end - unit.core < _MIN_CHILDREN:

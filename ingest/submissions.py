@@ -54,20 +54,22 @@ def _known(db: sqlite_utils.Database, upload: Upload | StoredUpload, cut_by: str
     What failed is tried again.
     """
     row = db.execute(
-        "SELECT id, status, sha256, media_type, metadata, version, replaces, charset, cut_by FROM documents"
+        "SELECT id, status, sha256, media_type, metadata, version, replaces, charset, cut_by, warnings FROM documents"
         " JOIN document_versions ON document_id = id"
         " WHERE name = ? AND status NOT IN ('failed', 'cancelled') ORDER BY number DESC LIMIT 1",
         [upload.name],
     ).fetchone()
     if row is None:
         return None
-    id, status, sha256, media_type, metadata, version, replaces, charset, known_cut_by = row
+    id, status, sha256, media_type, metadata, version, replaces, charset, known_cut_by, warnings = row
     # Metadata as text, since Python's True is 1.
     known = (sha256, media_type, charset, known_cut_by, _canonical(json.loads(metadata)))
     if known != (upload.sha256, upload.media_type, upload.charset, cut_by, _canonical(upload.metadata)):
         return None
     if status == "done":
-        return JobDocument(id=id, name=upload.name, status="unchanged", error=None, version=version)
+        return JobDocument(
+            id=id, name=upload.name, status="unchanged", error=None, version=version, warnings=json.loads(warnings)
+        )
     return JobDocument(id=id, name=upload.name, status="queued", error=None, version=version, replaces=replaces)
 
 
@@ -106,9 +108,11 @@ def _record(
         ],
     )
     replaces = searched_document(db, id) if error is None else None
+    warnings = upload.warnings if isinstance(upload, Upload) else []
     db.execute(
-        "INSERT INTO document_versions (document_id, version, replaces, charset, cut_by) VALUES (?, ?, ?, ?, ?)",
-        [id, version, replaces, upload.charset, cut_by],
+        "INSERT INTO document_versions (document_id, version, replaces, charset, cut_by, warnings)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        [id, version, replaces, upload.charset, cut_by, json.dumps(warnings, ensure_ascii=False)],
     )
     if isinstance(upload, StoredUpload):
         db.execute("INSERT INTO uploads (document_id, media_type) VALUES (?, ?)", [id, upload.declared])

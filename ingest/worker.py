@@ -220,10 +220,10 @@ class Worker:
 
     def _read(self, task: Task, work: Work) -> Reading:
         if (twin := work.twin) is not None:
-            return Reading(text=twin.text, media_type=twin.media_type, passages=twin.passages)
+            return Reading(text=twin.text, media_type=twin.media_type, passages=twin.passages, warnings=twin.warnings)
         far = self._cuts_elsewhere and (self._reader.awake or len(work.text or "") > _CUT_HERE)
         if work.text is not None and not far:
-            reading = Reading(text=work.text, media_type=work.media_type)
+            reading = Reading(text=work.text, media_type=work.media_type, warnings=work.warnings)
         else:
             reading = self._read_elsewhere(task, work)
         if reading.passages is not None:
@@ -237,7 +237,8 @@ class Worker:
 
         try:
             if work.text is not None:
-                return self._reader.cut(work.text, work.media_type, seconds=self._seconds, stop=stop)
+                reading = self._reader.cut(work.text, work.media_type, seconds=self._seconds, stop=stop)
+                return msgspec.structs.replace(reading, warnings=work.warnings)
             path = self._uploads.path(task.document_id)
             return self._reader.read(path, work.name, work.declared, seconds=self._seconds, stop=stop)
         except Interrupted:
@@ -257,7 +258,7 @@ class Worker:
         embedded = reading.vectors or (self._embed(vectors, passages) if vectors else [])
 
         def work(db: sqlite_utils.Database) -> tuple[list[str], Change]:
-            stored = store(db, task, reading.text, reading.media_type, passages, self._cut_by)
+            stored = store(db, task, reading.text, reading.media_type, passages, self._cut_by, reading.warnings)
             pairs = zip(stored.passage_ids, embedded, strict=False)
             added = vectors.insert(db, pairs) if vectors else []
             return [id for id, _ in stored.replaced], Change([number for _, number in stored.replaced], added)

@@ -26,10 +26,14 @@ _OVER = frozenset({"done", "failed", "cancelled"})
 
 @dataclass
 class Outcome:
-    """What became of the files. counts: those that are indexed, as "new", "replaced" or "unchanged"."""
+    """What became of the files. counts: those that are indexed, as "new", "replaced" or "unchanged".
+
+    incomplete: name of an indexed file and what of it is not.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     failed: list[tuple[str, str]] = field(default_factory=list)
+    incomplete: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, job: Job) -> None:
         """Count a finished job."""
@@ -40,9 +44,11 @@ class Outcome:
                 self.counts["unchanged"] += 1
             else:
                 self.failed.append((document.name, document.error or document.status))
+            if document.warnings:
+                self.incomplete.append((document.name, "; ".join(document.warnings)))
 
     def show(self, console: Console, skipped: int) -> None:
-        """The count of every kind, and a table of what failed and why."""
+        """The count of every kind, a table of what was left out of files, and one of what failed and why."""
         indexed = self.counts.total()
         kinds = ", ".join(
             f"{self.counts[kind]} {kind}" for kind in ("new", "replaced", "unchanged") if self.counts[kind]
@@ -53,14 +59,8 @@ class Outcome:
             + (f"; {skipped} hidden or ignored entries skipped" if skipped else ""),
             soft_wrap=True,
         )
-        if self.failed:
-            table = Table(title="not indexed", title_justify="left")
-            table.add_column("file", overflow="fold")
-            table.add_column("why it failed", overflow="fold")
-            for name, reason in self.failed:
-                # As text: a file may be called [red].
-                table.add_row(Text(name), Text(reason.removeprefix(f"{name}: ")))
-            console.print(table)
+        _show_table(console, "not indexed as a whole", "what is left out", self.incomplete)
+        _show_table(console, "not indexed", "why it failed", self.failed)
 
 
 def ingest(library: AnyLibrary, found: Walk, console: Console) -> Outcome:
@@ -90,6 +90,18 @@ def ingest(library: AnyLibrary, found: Walk, console: Console) -> Outcome:
             console.print("stopped; what was indexed stays, the rest is cancelled")
             raise
     return outcome
+
+
+def _show_table(console: Console, title: str, column: str, rows: Sequence[tuple[str, str]]) -> None:
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left")
+    table.add_column("file", overflow="fold")
+    table.add_column(column, overflow="fold")
+    for name, reason in rows:
+        # As text: a file may be called [red].
+        table.add_row(Text(name), Text(reason.removeprefix(f"{name}: ")))
+    console.print(table)
 
 
 def _follow(library: AnyLibrary, job_id: str, progress: Progress, task: TaskID) -> Job:

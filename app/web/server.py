@@ -35,7 +35,7 @@ from app.web.openai.routes import OpenAIController
 from app.web.page import page
 from app.web.responses import to_response
 from app.web.routes.audit import AuditController
-from app.web.routes.documents import DocumentController
+from app.web.routes.documents import MAX_FILES, DocumentController
 from app.web.routes.jobs import JobController
 from app.web.routes.probes import health, ready
 from app.web.routes.sessions import SessionController
@@ -75,6 +75,8 @@ def create_app(settings: Settings, lock: FolderLock) -> Litestar:
         lifespan=[lifespan],
         state=State({"boot": boot, "settings": settings}),
         request_max_body_size=settings.max_upload_bytes,
+        # One more for the metadata.
+        multipart_form_part_limit=MAX_FILES + 1,
         cors_config=_cors(settings.allowed_origins),
         openapi_config=_openapi(),
         logging_config=None,

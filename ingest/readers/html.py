@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from ingest.errors import Unsupported
+from ingest.readers.html_code import language, preformatted
+from ingest.readers.html_inline import BLOCKS, HEADINGS, closing, inline_text, is_unseen, opening, replaced
+from ingest.readers.html_tables import is_layout, rows
 from ingest.readers.markdown_writer import MarkdownWriter
 
 MAX_DEPTH = 5000
@@ -18,36 +20,16 @@ _SHALLOW = frozenset((
     "area", "base", "body", "br", "col", "dd", "dt", "embed", "head", "hr", "html", "img", "input", "li", "link",
     "meta", "option", "p", "param", "source", "tbody", "td", "tfoot", "th", "thead", "tr", "track", "wbr",
 ))  # fmt: skip
-_UNSEEN = frozenset((
-    "-comment", "audio", "canvas", "datalist", "head", "iframe", "math", "noframes", "object", "script", "select",
-    "style", "svg", "template", "textarea", "video",
-))  # fmt: skip
-_BLOCKS = frozenset((
-    "address", "article", "aside", "body", "caption", "center", "details", "dialog", "div", "dl", "dt", "fieldset",
-    "figcaption", "figure", "footer", "form", "header", "hgroup", "hr", "legend", "main", "nav", "p", "search",
-    "section", "summary", "table", "tbody", "td", "tfoot", "th", "thead", "tr",
-))  # fmt: skip
-_HEADINGS = {f"h{level}": level for level in range(1, 7)}
-_CODE = frozenset({"code", "kbd", "samp", "tt"})
-# What a table for layout holds, and one of data does not. Lists are in both, and so is a single row or column; long
-# cells then tell the first.
-_LAYOUT = frozenset({"dl", "pre", "table", *_HEADINGS})
-_LISTS = frozenset({"blockquote", "ol", "ul"})
-_MAX_DATA_CELL = 500
-# Generators write colspan="100" for "as many as there are".
-_MAX_SPAN = 100
-# The marks with which generators of documentation link a heading to itself, and Word's notes to their place.
-_ANCHORS = frozenset({"¶", "#", "§", "↑", "↩", "↩︎", "🔗", "\uf0c1"})
-_LANGUAGE = re.compile(r"(?:^|\s)(?:language|lang|highlight|sourceCode)[- ]([\w+#-]+)")
 
 
-def read_html(name: str, html: str) -> str:
+def read_html(name: str, html: str, warnings: list[str] | None = None) -> str:
     """The text of a page as Markdown. Scripts, styles, form fields and what is embedded are left out; so is what
     is around the one `main` element of a page that has one, such as menus.
 
-    Links are their text and images their alternative text. The page's title is its first heading where it has
-    no other of the first level. Raises Unsupported for text without a tag, and for more than 5,000 elements
-    within each other.
+    Links keep their addresses where these are whole, and images are their alternative text; what was struck out is in
+    ~~, and what is raised after a ^. The page's title is its first heading where it has no other of the first level.
+    `warnings` are told of drawings and pictures whose text is not read. Raises Unsupported for text without a tag, and
+    for more than 5,000 elements within each other.
     """
     depth = _deepest(html)
     if depth == 0:
@@ -65,6 +47,8 @@ def read_html(name: str, html: str) -> str:
         writer.end_heading(1)
     if body is not None:
         _write(body, writer)
+        if warnings is not None:
+            warnings += _left_out(body)
     return writer.result()
 
 
@@ -77,6 +61,14 @@ def _deepest(html: str) -> int:
             depth += 1
         deepest = max(deepest, depth, 1)
     return deepest
+
+
+def _left_out(body: LexborNode) -> list[str]:
+    kinds = (
+        ("drawing", " (SVG) with text", sum(svg.css_first("text") is not None for svg in body.css("svg"))),
+        ("picture", " without a description", sum("alt" not in image.attributes for image in body.css("img"))),
+    )
+    return [f"{count} {kind}{'s' * (count > 1)}{what}" for kind, what, count in kinds if count]
 
 
 def _write(root: LexborNode, writer: MarkdownWriter) -> None:
@@ -97,149 +89,48 @@ def _enter(node: LexborNode, writer: MarkdownWriter) -> bool:
     if tag == "-text":
         writer.text(node.text_content or "")
         return False
-    if _is_unseen(node):
+    if (text := replaced(node)) is not None:
+        writer.text(text)
+        return False
+    if is_unseen(node):
         return False
     if tag == "br":
         writer.line_end()
-    elif tag == "img":
-        writer.text(f" {node.attributes.get('alt') or ''} ")
-    elif tag == "input":
-        writer.text(_box(node))
     elif tag == "pre":
-        writer.code(_preformatted(node), _language(node))
+        writer.code(preformatted(node), language(node))
         return False
-    elif tag == "table" and not _is_layout(node):
+    elif tag == "table" and not is_layout(node):
         for caption in node.css("caption"):
-            writer.paragraph(_cell(caption))
-        writer.table(_rows(node))
+            writer.paragraph(inline_text(caption))
+        writer.table(rows(node))
         return False
-    elif tag in _HEADINGS or tag in _BLOCKS:
+    elif tag in HEADINGS or tag in BLOCKS:
         writer.flush()
     elif tag in ("ul", "ol", "menu"):
-        writer.open_list(_first_number(node) if tag == "ol" else None)
+        writer.open_list(_number(node, "start") or 1 if tag == "ol" else None)
     elif tag == "li":
-        writer.open_item()
+        writer.open_item(_number(node, "value"))
     elif tag == "blockquote":
         writer.open_quote()
-    elif tag in _CODE and node.text().strip():
-        writer.text("`")
+    else:
+        writer.text(opening(node))
     return True
 
 
 def _leave(node: LexborNode, writer: MarkdownWriter) -> None:
     tag = node.tag or ""
-    if tag in _HEADINGS:
-        writer.end_heading(_HEADINGS[tag])
-    elif tag in _BLOCKS:
+    if tag in HEADINGS:
+        writer.end_heading(HEADINGS[tag])
+    elif tag in BLOCKS:
         writer.flush()
     elif tag in ("ul", "ol", "menu"):
         writer.close_list()
     elif tag in ("li", "blockquote"):
         writer.close_container()
-    elif tag in _CODE and node.text().strip():
-        writer.text("`")
+    else:
+        writer.text(closing(node))
 
 
-def _is_unseen(node: LexborNode) -> bool:
-    tag = node.tag or ""
-    if tag in _UNSEEN or tag.startswith(("-", "!")) or "hidden" in node.attributes:
-        return True
-    return tag == "a" and node.text().strip() in _ANCHORS
-
-
-def _is_layout(table: LexborNode) -> bool:
-    inner = table.traverse()
-    next(inner)
-    tags = {node.tag for node in inner}
-    if tags & _LAYOUT:
-        return True
-    rows = _rows(table)
-    is_grid = len(rows) > 1 and max(map(len, rows)) > 1
-    has_lists = not tags.isdisjoint(_LISTS)
-    if is_grid != has_lists:
-        return has_lists
-    return any(len(cell) > _MAX_DATA_CELL for row in rows for cell in row)
-
-
-def _rows(table: LexborNode) -> list[list[str]]:
-    """The text of each cell; where one spans others, these are blank."""
-    rows: list[list[str]] = []
-    # How many more rows a cell above takes of a column.
-    taken: Counter[int] = Counter()
-    for row in table.css("tr"):
-        texts: list[str] = []
-        for cell in row.iter():
-            if cell.tag in ("td", "th"):
-                while taken[len(texts)]:
-                    taken[len(texts)] -= 1
-                    texts.append("")
-                # Beyond so many columns spans would only cost time.
-                width = _span(cell, "colspan") if len(texts) < _MAX_SPAN else 1
-                height = _span(cell, "rowspan") if len(texts) < _MAX_SPAN else 1
-                for column in range(len(texts), len(texts) + width):
-                    taken[column] = height - 1
-                texts += [_cell(cell), *[""] * (width - 1)]
-        for column in [column for column in taken if column >= len(texts)]:
-            taken[column] = max(0, taken[column] - 1)
-        while texts and not texts[-1].strip():
-            texts.pop()
-        rows.append(texts)
-    return rows
-
-
-def _span(cell: LexborNode, name: str) -> int:
-    span = cell.attributes.get(name) or ""
-    return min(max(int(span), 1), _MAX_SPAN) if span.isascii() and span.isdigit() and len(span) < 9 else 1
-
-
-def _cell(cell: LexborNode) -> str:
-    texts: list[str] = []
-    waiting = [cell]
-    while waiting:
-        node = waiting.pop()
-        if node.tag == "-text":
-            texts.append(node.text_content or "")
-        elif node.tag == "img":
-            texts.append(f" {node.attributes.get('alt') or ''} ")
-        elif node.tag == "input":
-            texts.append(_box(node))
-        elif not _is_unseen(node):
-            if node.tag == "li":
-                texts.append(" • ")
-            elif node.tag in _BLOCKS or node.tag == "br":
-                texts.append(" ")
-            waiting += reversed(list(node.iter(include_text=True)))
-    return "".join(texts)
-
-
-def _box(field: LexborNode) -> str:
-    """A box that is ticked or not, of a task list or of a Word document. Those that are sent have a name or id."""
-    attributes = field.attributes
-    if (attributes.get("type") or "").lower() != "checkbox" or attributes.get("name") or attributes.get("id"):
-        return ""
-    return " ☒ " if "checked" in attributes else " ☐ "
-
-
-def _preformatted(pre: LexborNode) -> str:
-    texts: list[str] = []
-    for node in pre.traverse(include_text=True):
-        if node.tag == "-text":
-            texts.append(node.text_content or "")
-        elif node.tag == "br":
-            texts.append("\n")
-    return "".join(texts)
-
-
-def _language(pre: LexborNode) -> str:
-    parent = pre.parent
-    nodes = [pre, pre.css_first("code"), parent, parent.parent if parent else None]
-    for node in nodes:
-        found = _LANGUAGE.search((node.attributes.get("class") or "") if node is not None else "")
-        if found:
-            return found[1]
-    return ""
-
-
-def _first_number(ol: LexborNode) -> int:
-    start = ol.attributes.get("start") or ""
-    return int(start) if start.isascii() and start.isdigit() and len(start) < 9 else 1
+def _number(node: LexborNode, attribute: str) -> int | None:
+    number = node.attributes.get(attribute) or ""
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 9 else None

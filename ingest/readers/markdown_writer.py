@@ -11,7 +11,8 @@ _SPACE = re.compile(r"[ \t\n\r\f\xa0]+")
 _INVISIBLE = re.compile("[\xad\u200b\ufeff]")
 # A line of text that would start a heading, list, quote, fence, table row, HTML block, rule or link definition.
 _MARKUP = re.compile(
-    r"(#{1,6}(?:\s|$)|[-+*](?=\s|$)|[>|<\[]|`{3}|~{3}|[-=*_]{3,}\s*$|(?:[-*_] ?){3,}$|[-:| ]+$)|(\d{1,9})([.)](?:\s|$))"
+    r"(#{1,6}(?:\s|$)|[-+*](?=\s|$)|[>|<]|\[(?=[^\]]*\]:)|`{3}|~{3}|[-=*_]{3,}\s*$|(?:[-*_] ?){3,}$|[-:| ]+$)"
+    r"|(\d{1,9})([.)](?:\s|$))"
 )
 _FENCES = re.compile(r"`{3,}")
 
@@ -98,10 +99,12 @@ class MarkdownWriter:
         self._lists.pop()
         self._gap = True
 
-    def open_item(self) -> None:
-        """Start an item of the innermost list."""
+    def open_item(self, number: int | None = None) -> None:
+        """Start an item of the innermost list, the next of a numbered one or its `number`."""
         self.flush()
-        number = self._lists[-1] if self._lists else None
+        following = self._lists[-1] if self._lists else None
+        if number is None or following is None:
+            number = following
         marker = "- " if number is None else f"{number}. "
         if number is not None:
             self._lists[-1] = number + 1

@@ -60,13 +60,13 @@ class _Page:
     note: str = ""
 
 
-def read_pdf(name: str, data: bytes) -> str:
+def read_pdf(name: str, data: bytes, warnings: list[str]) -> str:
     """The text of each page, pages apart by a form feed.
 
     A blank line parts paragraphs. A line in larger type than most of the document is written as a heading of
     Markdown, larger being higher; the lowest are bold lines alone above text. What form fields and text boxes hold
-    ends their page. A page that shows an image and has no text says so in its place. Raises Unsupported, saying
-    why, for a file that is encrypted, truncated, damaged, no PDF, or has no text at all.
+    ends their page. A page that shows an image and has no text says so in its place, and is in `warnings`. Raises
+    Unsupported, saying why, for a file that is encrypted, truncated, damaged, no PDF, or has no text at all.
     """
     check_pdf_start(name, data)
     if _END_MARK not in data.rstrip(b"\0\r\n \t")[-_END_WITHIN:]:
@@ -76,6 +76,9 @@ def read_pdf(name: str, data: bytes) -> str:
     if not any(page.lines or page.filled for page in pages):
         count = f"{len(pages)} page{'s' * (len(pages) != 1)}"
         raise Unsupported(name, count, "there is no text in this PDF; if it is scanned, OCR it first")
+    unread = [str(number) for number, page in enumerate(pages, 1) if page.note]
+    if unread:
+        warnings.append(f"page{'s' * (len(unread) > 1)} {', '.join(unread)}: an image without text, perhaps scanned")
     lines = [line for page in pages for line in page.lines]
     levels = _levels(lines)
     _forget_running_heads(lines)

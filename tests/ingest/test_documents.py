@@ -108,6 +108,15 @@ def test_printable_name_makes_any_name_acceptable(name):
         ("a.txt", "Text/Markdown; charset=utf-8", "text/markdown"),
         ("a", "text/x-zig", "text/x-zig"),
         ("a", "text/vcard", "text/plain"),
+        ("sales.csv", "application/vnd.ms-excel", "text/x-csv"),
+        ("a.rs", "application/rls-services+xml", "text/x-rust"),
+        ("a.ts", "video/vnd.dlna.mpeg-tts", "text/x-typescript"),
+        ("map.geojson", "application/geo+json", "text/x-json"),
+        ("map", "application/geo+json", "text/x-json"),
+        ("feed", "application/rss+xml", "text/x-xml"),
+        ("talk.srt", "application/x-subrip", "text/plain"),
+        ("a.sh", "application/x-sh", "text/x-sh"),
+        ("a.sql", "application/vnd.something", "text/x-sql"),
     ],
 )
 def test_media_type_is_given_or_from_the_ending(name, given, expected):

@@ -142,3 +142,41 @@ def test_control_characters_outside_utf8_are_no_text():
     with pytest.raises(Unsupported, match=r"byte 5 is a control character"):
         decode("a.txt", b"caf\xe9 \x01")
     assert decode("a.txt", "\x1b[31mcafé\x1b[0m\f".encode("cp1252")) == "\x1b[31mcafé\x1b[0m\f"
+
+
+def log(lines: int) -> bytes:
+    return "".join(f"{n} INFO Zahlung für Müller über 30 € bestätigt\n" for n in range(lines)).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (log(9) + b"10 INFO \xff\n" + log(9), "10 INFO ÿ\n0 INFO Zahlung für Müller über 30 €"),
+        (log(9)[17:], "r Müller über 30 € bestätigt\n1 INFO Zahlung für Müller"),
+        (
+            b"job finished\n" * 9 + "Zoë opened café\n".encode() + "old: Größe geprüft, naïve\n".encode("cp1252"),
+            "Zoë opened café\nold: Größe geprüft, naïve\n",
+        ),
+    ],
+    ids=["stray byte", "cut start", "two programs"],
+)
+def test_a_log_that_is_utf8_in_part_keeps_its_words(data, kept):
+    warnings: list[str] = []
+    assert kept in decode("a.log", data, None, warnings)
+    assert len(warnings) == 1
+    assert "not all of it is UTF-8" in warnings[0]
+
+
+@pytest.mark.parametrize("encoding", ["gb18030", "big5", "cp932", "cp949", "cp1251", "koi8_r", "cp1253", "cp1252"])
+def test_older_encodings_are_not_taken_for_utf8_with_flaws(encoding):
+    text = {
+        "gb18030": "第一章 中文文档用来测试编码。模型",
+        "big5": "這是一個中文文檔用來測試編碼。",
+        "cp932": "第一章 これは日本語の文章です。",
+        "cp949": "이것은 한국어 문서입니다.",
+        "cp1253": "Αυτό είναι ένα ελληνικό κείμενο.",
+        "cp1252": "Le CAFÉ», NESCAFÉ® à 3 €, déjà bu à côté de la fenêtre",
+    }.get(encoding, "Привет, мир! Это проверка кодировки.")
+    warnings: list[str] = []
+    decode("a.txt", (text + "\n").encode(encoding) * 5, None, warnings)
+    assert warnings == []

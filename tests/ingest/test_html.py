@@ -30,7 +30,7 @@ def markdown(body: str) -> str:
         ("<pre><code class='language-py'>\n  a &lt; b\n\n\tc\n</code></pre>", "```py\n  a < b\n\n\tc\n```\n"),
         ("<div class='highlight-rust'><div><pre>f()<br>g()</pre></div></div>", "```rust\nf()\ng()\n```\n"),
         ("<pre>```\nx\n```</pre>", "````\n```\nx\n```\n````\n"),
-        ("<p>Use <code>x * y</code> or <a href='http://a.b'>this</a><img alt='a cat'>", "Use `x * y` or this a cat\n"),
+        ("<p>Use <code>x * y</code> or <a href='#b'>this</a><img alt='a cat'>", "Use `x * y` or this a cat\n"),
         (
             "<table><caption>T</caption><tr><th>a<th>b|c<tr><td>1<br>2</table>",
             "T\n\n| a | b\\|c |\n| --- | --- |\n| 1 2 |  |\n",
@@ -58,10 +58,92 @@ def markdown(body: str) -> str:
         ("<dl><dt>a<dd>b</dl>", "a\n\nb\n"),
         ("<p>hyphen&shy;ated", "hyphenated\n"),
         ("<p><code></code>a</p><li></li>", "a\n"),
+        ("<dl><dt>--depth<dd>How deep.</dd><dd>Default four.</dd></dl>", "--depth\n\nHow deep.\n\nDefault four.\n"),
+        ("<p>Fee <s>5 euros</s> <span style='text-decoration:line-through'>6</span> 7", "Fee ~~5 euros~~ ~~6~~ 7\n"),
+        ("<p>a</p><del><p>Dogs are allowed.</p></del><p>b <del>c</del>", "a\n\nb ~~c~~\n"),
+        (
+            "<table><tr><th>a<th>b<tr><td><s>1</s><td>10<sup>6</sup></table>",
+            "| a | b |\n| --- | --- |\n| ~~1~~ | 10^6 |\n",
+        ),
+        ("<p>4 * 10<sup>-3</sup>, 10<sup>6</sup>, 2<sup>10</sup>, m<sup>2</sup>", "4 * 10^-3, 10^6, 2^10, m^2\n"),
+        ("<p>x<sup>n+1</sup>, SO<sub>4</sub><sup>2-</sup>, Na<sup>+</sup>", "x^(n+1), SO4^(2-), Na^+\n"),
+        ("<p>the 1<sup>st</sup>, n<sup>o</sup>, Name<sup>®</sup>, word<sup>[1]</sup>", "the 1st, no, Name®, word[1]\n"),
+        ("<p>in 2020<sup><a href='#fn1'>1</a></sup>", "in 2020[1]\n"),
+        ("<p>C<sub>6</sub>H<sub>12</sub>, log<sub>2</sub>8, x<sub>max</sub>", "C6H12, log_2 8, x_max\n"),
+        ("<ol><li>a<li value=5>b<li>c</ol>", "1. a\n5. b\n6. c\n"),
+        ("<p><ruby>漢字<rp>(</rp><rt>かんじ</rt><rp>)</rp></ruby>です", "漢字です\n"),
+        ("<p>so <math alttext='E=mc^2'><mi>E</mi></math> holds", "so E=mc^2 holds\n"),
+        ("<p>He said <q>yes</q>.", 'He said "yes".\n'),
     ],
 )
 def test_html_becomes_markdown(html, expected):
     assert markdown(html) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("<p><a href='https://a.b/c?d=1'>The plan</a> is here", "[The plan](https://a.b/c?d=1) is here\n"),
+        ("<h2><a href='https://a.b'>Title</a></h2>", "## [Title](https://a.b)\n"),
+        ("<p><a href='https://a.b/'>https://a.b</a> <a href='mailto:m@a.b'>m@a.b</a>", "https://a.b m@a.b\n"),
+        ("<p><a href='mailto:m@a.b'>Mira</a>", "[Mira](mailto:m@a.b)\n"),
+        ("<p><a href='https://a.b/x_(y)'>z</a>", "[z](<https://a.b/x_(y)>)\n"),
+        ("<p><a href='c.html'>c</a> <a href='#d'>d</a> <a href='javascript:f()'>e</a>", "c d e\n"),
+        ("<nav><a href='https://a.b'>A</a></nav><p><code><a href='https://a.b/str'>str</a></code>", "A\n\n`str`\n"),
+        ("<a href='https://a.b'><h3>Card</h3><p>text</p></a>", "### Card\n\ntext\n"),
+        ("<table><tr><th>a<th>b<tr><td><a href='https://a.b/c|d'>1</a><td>2</table>",
+         "| a | b |\n| --- | --- |\n| [1](https://a.b/c%7Cd) | 2 |\n"),
+        (f"<p><a href='https://a.b/{'x' * 400}'>t</a>", "t\n"),
+    ],
+)  # fmt: skip
+def test_links_keep_the_addresses_that_a_reader_would_want(html, expected):
+    assert markdown(html) == expected
+
+
+FUNCTION = ["def total(rows):", "    result = 0", "", "    for row in rows:", "        result += row.price"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "<div class='ec-line'><div class='code'><span>{}</span></div></div>",
+        "<span style='display:block'><span class='n'>{n}</span>{}</span>",
+        "<span class='line'>{}</span>",
+        "<span class='line'><a class='lineno'> {n} </a>{}\n</span>",
+        "{}<br>",
+    ],
+    ids=["blocks", "numbered blocks", "by style sheet", "numbered", "breaks"],
+)
+def test_code_keeps_its_lines_however_they_are_marked_up(line):
+    lines = [
+        line.format(text or ("" if "\n" in line or "<br>" in line else "\n"), n=n) for n, text in enumerate(FUNCTION, 1)
+    ]
+    if "class='line'>{}" in line:
+        lines = [line.format(text) for text in FUNCTION if text]
+    expected = [text for text in FUNCTION if text or "class='line'>{}" not in line]
+    assert markdown(f"<pre data-language=python><code>{''.join(lines)}</code></pre>") == "\n".join(
+        ["```python", *expected, "```", ""]
+    )
+
+
+def test_numbers_beside_code_are_no_code_of_their_own():
+    html = "<table><tr><td><pre>1\n2\n3</pre><td><pre>a\nb\nc</pre></table>"
+    assert markdown(html) == "```\na\nb\nc\n```\n"
+    assert markdown("<pre>1 a\n2 b</pre>") == "```\n1 a\n2 b\n```\n"
+
+
+def test_what_tabs_and_folds_hide_is_read():
+    html = (
+        "<ul role=tablist><li role=tab>npm<li role=tab>brew</ul><div role=tabpanel><pre>npm i</pre></div>"
+        "<div role=tabpanel hidden><pre>brew i</pre></div><div hidden=until-found><p>folded</div><div hidden>no</div>"
+    )
+    assert markdown(html) == "- npm\n- brew\n\n```\nnpm i\n```\n\n```\nbrew i\n```\n\nfolded\n"
+
+
+def test_pictures_that_hold_text_which_is_not_read_are_told():
+    warnings: list[str] = []
+    read_html("a", "<p>x<svg><text>s</text></svg><img src=a><img src=b alt=''><img src=c>", warnings)
+    assert warnings == ["1 drawing (SVG) with text", "2 pictures without a description"]
 
 
 LOOKS_LIKE_MARKUP = [

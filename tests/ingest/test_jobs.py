@@ -482,3 +482,19 @@ def test_receive_gives_text_that_is_small_and_stores_the_rest(shelf: Shelf) -> N
     shelf.library.discard([small, large])
     assert not shelf.waiting.exists()
     assert words("a b") == 3
+
+
+def test_what_was_left_out_is_on_the_job_and_the_document_and_stays(shelf: Shelf) -> None:
+    # A small text is read at once, and a large one by the worker.
+    run = "".join(chr(65 + n % 26) + chr(97 + n % 7) + str(n % 10) for n in range(100_000))
+    for size in (2000, 300_000):
+        text = f"A picture: {run[:size]}\n"
+        job = shelf.ingest((f"{size}.txt", text))
+        (document,) = job.documents
+        (warning,) = document.warnings
+        assert "1 piece of base64" in warning
+        assert shelf.library.document(document.id).warnings == [warning]
+        # The same bytes again, and under another name.
+        for name in (f"{size}.txt", f"{size}-copy.txt"):
+            assert shelf.ingest((name, text)).documents[0].warnings == [warning]
+    assert shelf.ingest(("plain.txt", "honey")).documents[0].warnings == []

@@ -27,6 +27,12 @@ from ingest.errors import InvalidInput
 from ingest.records import Document, StoredPassage
 from ingest.uploads import StoredUpload
 
+# All that Litestar says of too many parts.
+_TOO_MANY = "Request Entity Too Large"
+_ONE_EACH = "one request takes one file of a name; send it by itself, as the next version, or under another name"
+# Of one request. Each is in memory, or in a file of its own, until the request is answered.
+MAX_FILES = 5000
+
 
 class _UploadOperation(Operation):
     """The two forms of an upload, which the handler takes apart itself."""
@@ -67,10 +73,10 @@ class DocumentController(Controller):
     async def upload(self, request: Request[Any, Any, Any], services: NamedDependency[Services]) -> dict[str, Any]:
         """Take documents in: multipart `files` (with an optional `metadata` JSON object), or one document as JSON.
 
-        They are ingested in the background; follow the job. In a multipart upload of several files, those that
-        cannot be read are listed as failed and the rest go on; if none can be read, nothing is recorded. A name that is
-        there already gets a new version, which takes the place of the old one once it is done, or is `unchanged` if
-        bytes, media type and metadata are the same.
+        They are ingested in the background; follow the job. In a multipart upload of several files, at most 5,000,
+        those that cannot be read, and a second file of one name, are listed as failed and the rest go on; if none can
+        be read, nothing is recorded. A name that is there already gets a new version, which takes the place of the old
+        one once it is done, or is `unchanged` if bytes, media type and metadata are the same.
         """
         content_type, _ = request.content_type
         if content_type == "multipart/form-data":
@@ -113,6 +119,11 @@ class DocumentController(Controller):
             if isinstance(error, ClientException) and error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                 raise
             reason = error.detail if isinstance(error, ClientException) else error
+            if reason == _TOO_MANY:
+                limits = f"the limits are {MAX_FILES} files, and 4096 bytes of headers for each"
+                raise Problem(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"files: too many, or their headers; {limits}", field="files"
+                ) from error
             raise Problem(
                 HTTPStatus.BAD_REQUEST, f"body: not a form that can be read: {reason}", field="body"
             ) from error
@@ -179,8 +190,13 @@ async def _receive(
     library, limit = services.library, services.settings.max_upload_bytes
     uploads: list[Upload | StoredUpload] = []
     refused: list[tuple[str, InvalidInput]] = []
+    names: set[str] = set()
     try:
         for file in files:
+            if file.filename in names:
+                refused.append((file.filename, InvalidInput(file.filename, "a second file of this name", _ONE_EACH)))
+                continue
+            names.add(file.filename)
             take = partial(
                 library.receive, file.filename, cast(BinaryIO, file.file), file.content_type, metadata, max_bytes=limit
             )

@@ -235,6 +235,23 @@ def test_of_several_files_the_good_ones_go_on(service: Service) -> None:
     assert "media_type" in next(d["error"] for d in job["documents"] if d["status"] == "failed")
 
 
+def test_two_files_of_one_name_are_not_taken_for_one(service: Service) -> None:
+    files = [("files", ("twin.md", b"# One\n\nA gerenuk.\n")), ("files", ("twin.md", b"# Two\n\nA dibatag.\n"))]
+    job = service.finish(service.http.post("/v1/documents", files=files).json()["job_id"])
+    assert [document["status"] for document in job["documents"]] == ["done", "failed"]
+    assert "one request takes one file of a name" in job["documents"][1]["error"]
+
+
+def test_a_request_takes_thousands_of_files_and_names_the_limit(service: Service) -> None:
+    def files(count: int) -> list[tuple[str, tuple[str, bytes]]]:
+        return [("files", (f"many/{n}.bin", b"\0")) for n in range(count)]
+
+    answer = problem(service.http.post("/v1/documents", files=files(1200)), 415)
+    assert len(answer["files"]) == 1200
+    answer = problem(service.http.post("/v1/documents", files=files(5002)), 413)
+    assert (answer["field"], "5000 files" in answer["detail"]) == ("files", True)
+
+
 def test_a_name_is_data_and_never_a_path(service: Service) -> None:
     files = [("files", ("../../etc/passwd", b"The okapi lives in the Congo."))]
     job = service.finish(service.http.post("/v1/documents", files=files).json()["job_id"])

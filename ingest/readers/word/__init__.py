@@ -1,0 +1,1 @@
+"""Word documents made ready for their converter, which leaves out what it does not know."""
